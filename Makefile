@@ -8,6 +8,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 # What `make test-portable` runs: the kernels of a processor (its older ones), and how many threads.
 PORTABLE ?= default:1 default:2 default:4 avx2:1 avx2:2
+EXTRAS ?= notebooks,test
 WHEEL := build/wheel
 # One coordinate for chapter, test and command: `make test NB=01` (or A1), `make notebooks NB=01`.
 NB ?=
@@ -48,12 +49,12 @@ $(READY): pyproject.toml constraints.txt
 	@echo "Setting up $(VENV): this takes a few minutes, once."
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[notebooks,test]' --no-compile
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[$(EXTRAS)]' --no-compile
 	@# on all cores, where pip takes one; a file that is for a newer Python fails, and nobody imports it
 	@$(BIN)/python -m compileall -q -j 0 $(VENV)/lib >/dev/null 2>&1 || true
 	@$(BIN)/python -m jupyter labextension disable --level=sys_prefix --no-build \
 	  @jupyterlab/apputils-extension:announcements >/dev/null 2>&1 # it would ask for the network
-	@touch $(READY)
+	@touch $(READY) $(if $(findstring site,$(EXTRAS)),$(VENV)/.site-ready)
 
 lab: $(READY)
 	@$(BIN)/python -m tools.mine $(LAB_DIR)

@@ -1,7 +1,6 @@
 """The benchmark is fair in what it asks of all, checks all answers, and writes what it measured."""
 
 import copy
-import ctypes
 import json
 import sys
 from collections.abc import Sequence
@@ -21,11 +20,8 @@ import tools.bench.__main__ as command
 from tools.bench import contenders, llama, memory, on_gpu, plots, race, record
 from tools.bench.race import Agreement, Answer, Asked
 from tutorial_engine.cache.paged import PagedKVCache
-from tutorial_engine.cache.rows import StaticKVCache
 from tutorial_engine.cache.storage import KVStorage
 from tutorial_engine.engine.generate import generate
-from tutorial_engine.engine.request import Request
-from tutorial_engine.engine.runner import run_with_cache
 from tutorial_engine.lab import roofline
 from tutorial_engine.lab.on_gpu import GpuStep
 from tutorial_engine.lab.roofline import Roofline, forward_bytes, forward_flops, weight_bytes
@@ -297,7 +293,7 @@ def test_random_weights_of_a_shape_are_made_once(
         assert folders.weights == TINY != folders.converted, "nothing is written beside the weights"
 
 
-# -- llama.cpp, which is not here: our own model plays its interface -------------------------------
+# -- llama.cpp, which is not here: the race checks its tokens where it runs ------------------------
 
 
 class FakeWriter:
@@ -323,93 +319,6 @@ def gguf(monkeypatch: pytest.MonkeyPatch) -> list[FakeWriter]:
     module.GGMLQuantizationType = SimpleNamespace(F32="F32", BF16="BF16")
     monkeypatch.setitem(sys.modules, "gguf", module)
     return made
-
-
-class FakeLlama(ModuleType):
-    """The functions of llama_cpp that the benchmark calls, over our own tiny model."""
-
-    GGML_TYPE_F32, GGML_TYPE_F16 = 0, 1
-
-    def __init__(self, loads: bool = True) -> None:
-        super().__init__("llama_cpp")
-        self.model, self.loads, self.open = load_model(TINY), loads, 0
-        self.batches: list[dict[int, int]] = []
-        self.params = SimpleNamespace()
-        self.llama_log_callback = lambda function: function
-        self.llama_log_set = self.llama_backend_init = lambda *_: None
-        self.llama_model_default_params = self.llama_get_memory = lambda *_: SimpleNamespace()
-        self.llama_context_default_params = lambda: self.params
-        self.llama_model_get_vocab = lambda model: None
-        self.llama_vocab_n_tokens = lambda vocab: 512
-        self.llama_free = self.llama_model_free = self.llama_batch_free = self._free
-
-    def _free(self, handle: Any) -> None:
-        self.open -= handle is not None
-
-    def llama_model_load_from_file(self, file: bytes, params: Any) -> int | None:
-        self.open += self.loads
-        return 7 if self.loads else None
-
-    def llama_init_from_model(self, model: int, params: Any) -> int:
-        self.open += 1
-        return 7
-
-    def llama_memory_clear(self, memory: Any, data: bool) -> None:
-        rows = self.params.n_seq_max
-        sizes = {"max_seqs": rows, "max_len": self.params.n_ctx // rows}
-        self.run = run_with_cache(self.model, StaticKVCache.from_config(self.model.config, **sizes))
-        self.requests = [Request(str(i), []) for i in range(rows)]
-
-    def llama_batch_init(self, n: int, embd: int, n_seq_max: int) -> Any:
-        assert (embd, n_seq_max) == (0, 1)
-        self.open += 1
-        lists = {name: [None] * n for name in ("token", "pos", "logits", "n_seq_id")}
-        return SimpleNamespace(**lists, seq_id=[[None] for _ in range(n)], n_tokens=0)
-
-    def llama_decode(self, context: int, batch: Any) -> int:
-        new: dict[int, int] = {}  # sequence -> its tokens in this batch
-        ends: dict[int, int] = {}  # sequence -> where its last one stands
-        for i in range(batch.n_tokens):
-            (seq_id,) = batch.seq_id[i]
-            request = self.requests[seq_id]
-            assert batch.pos[i] == request.num_tokens and batch.n_seq_id[i] == 1
-            request.token_ids.append(batch.token[i])
-            new[seq_id], ends[seq_id] = new.get(seq_id, 0) + 1, i
-        self.batches.append(new)
-        logits = self.run([self.requests[seq_id] for seq_id in new])
-        pairs = zip(new, logits, strict=True)
-        self.rows = {ends[s]: row for s, row in pairs if batch.logits[ends[s]]}
-        return 0
-
-    def llama_get_logits_ith(self, context: int, row: int) -> Any:
-        self.kept = (ctypes.c_float * 512)(*self.rows[row].tolist())
-        return ctypes.cast(self.kept, ctypes.POINTER(ctypes.c_float))
-
-
-def test_llama_cpp_batches_continuously(monkeypatch: pytest.MonkeyPatch) -> None:
-    library = FakeLlama()
-    monkeypatch.setitem(sys.modules, "llama_cpp", library)
-    monkeypatch.setattr(llama, "MICRO_BATCH", 8)
-    file = Path("model.gguf")
-    server = llama.LlamaCpp(file, torch.bfloat16, SMALL)
-    assert library.params.type_k == 1
-    assert "BF16 weights, F16 K/V, flash attention" in server.told
-    assert library.params.n_seq_max == 3 and library.params.n_ctx == 3 * 23
-    for _ in range(2):  # it forgets between two runs
-        library.batches.clear()
-        answers = server.serve(SMALL)
-        assert tokens_of(answers) == alone(library.model, SMALL)
-        assert all(len(one.tokens) == len(one.seconds) for one in answers)
-    assert library.batches[:4] == [{0: 3, 1: 5}, {0: 1, 1: 7}, {0: 1, 1: 7}, {0: 1, 1: 2, 2: 1}]
-    assert max(sum(batch.values()) for batch in library.batches) == 8, "no batch is too long"
-    library.llama_decode = lambda context, batch: 1  # type: ignore[method-assign]
-    with pytest.raises(ValueError, match="status 1 for 8 tokens"):
-        server.serve(SMALL)
-    server.close()
-    assert library.open == 0, "batch, context and model were freed"
-    monkeypatch.setitem(sys.modules, "llama_cpp", FakeLlama(loads=False))
-    with pytest.raises(ValueError, match=r"cannot load model\.gguf: delete it"):
-        llama.LlamaCpp(file, torch.float32, SMALL)
 
 
 def test_a_missing_llama_cpp_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -515,22 +424,14 @@ QUICK = ["--rounds", "1", "--new-tokens", "3"]
 
 
 @pytest.fixture
-def figures(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    gguf: list[FakeWriter],
-    capsys: pytest.CaptureFixture[str],
-) -> dict[str, Any]:
-    """What a whole run writes, with everybody in it."""
-    library = FakeLlama()
-    monkeypatch.setitem(sys.modules, "llama_cpp", library)
+def figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    """What a whole run writes, with everybody in it who is here."""
     file = tmp_path / "bench.json"
     asked = [*QUICK, "--lengths", "24", "8", "--requests", "3", "--serving-rounds", "1"]
     assert command.main([*asked, "--json", str(file)]) == 0
-    assert library.open == 0
     said = capsys.readouterr().out
     assert "context 24: prefill" in said and "3 ragged requests" in said and "3 running" in said
-    assert "F32 weights, F32 K/V, flash attention" in said and "goal ≥" in said
+    assert "llama.cpp: not installed, skipped" in said and "goal ≥" in said
     return json.loads(file.read_text())
 
 
@@ -543,7 +444,7 @@ def test_the_command_the_page_and_the_picture_say_what_was_measured(
     phases = [(row["phase"], row["context"]) for row in figures["rows"]]
     assert phases == [("prefill", 8), ("decode", 8), ("prefill", 24), ("decode", 24)]
     theirs = {"transformers", "transformers eager", "transformers static"}
-    everybody = theirs | {"llama.cpp", "ours"}
+    everybody = theirs | {"ours"}
     for row, floor in zip(figures["rows"], figures["floors"], strict=True):
         seconds, tokens = row["seconds"], row["context"] if row["phase"] == "prefill" else 1
         assert seconds.keys() == everybody
@@ -560,7 +461,7 @@ def test_the_command_the_page_and_the_picture_say_what_was_measured(
         assert decode["seconds"] == weight_bytes(config) / limits["bandwidth"]
         assert decode["with_cache"] == forward_bytes(config, 1, n) / limits["bandwidth"]
     serving = figures["serving"]
-    names = {"transformers", "transformers continuous", "llama.cpp", "ours"}
+    names = {"transformers", "transformers continuous", "ours"}
     whole = {"requests": 3, "tokens": serving["wanted_tokens"]}
     assert serving["agreement"] == dict.fromkeys(names, whole) and serving["failed"] == {}
     assert figures["memory"]["shared"] == 0.8 and len(figures["step_costs"]) == 2

@@ -1,7 +1,8 @@
 """The notebooks in JupyterLab and as exported pages, seen through a real browser.
 
-One server for all. Each notebook is opened once: looked at as it is, run with Run All, and then its
-explorers are driven; a test begins by bringing its explorer to a known state.
+One server for all. Notebook 01 is opened and looked at as it is. The cells that make the lessons'
+explorers are one notebook: it is run with Run All, and then they are driven; a test begins by
+bringing its explorer to a known state.
 """
 
 import html
@@ -12,19 +13,29 @@ from pathlib import Path
 
 import nbformat
 import pytest
-from browser import ROOT, barriers, chromium, lab, need_chromium, open_notebook, run_all, run_cell
+from browser import (
+    ROOT,
+    barriers,
+    chromium,
+    lab,
+    need_chromium,
+    open_notebook,
+    run_all,
+    run_cell,
+    wait_for,
+)
 from explorers import MAKE
+from lesson_cells import fresh, needed
 from nbformat.v4 import new_code_cell, new_notebook
 from playwright.sync_api import Browser, Locator, Page, expect
 
-from tools.publish.build import execute
+from tools.publish.build import LESSONS
 from tools.publish.html import page as export
 
 pytestmark = pytest.mark.browser
 FOLDER = ROOT / "notebooks"
-ATTENTION, CACHE = "01_attention_rope.ipynb", "02_kv_cache.ipynb"
-SCHEDULER, PAGES = "03_scheduler.ipynb", "04_paged_cells.ipynb"
-SHARING = "05_sharing.ipynb"
+ATTENTION, EXPLORERS = "01_attention_rope.ipynb", "explorers.ipynb"
+MAKES = re.compile(r"(Attention|Rope|Cache|Sampling|Block|Cell|Dial)Explorer\(|MemoryCalculator\(")
 NASTY = "<script>window.hacked = 1</script> <s> <think> \"'& 😀"
 
 # every kind of view that a learner's text can reach: explorer, plot, question, verdict, print
@@ -48,30 +59,28 @@ display(check_close(torch.ones(1), torch.ones(1), 1e-6, PROMPT))
 print(PROMPT, labels)
 """
 
-EVERY_EXPLORER = f"""
-import sys
-
-sys.path.insert(0, {str(ROOT / "tests")!r})
-from explorers import MAKE, PROMPT
-from IPython.display import display
-from tutorial_engine.model.checkpoint import load_model, load_tokenizer
-
-model, tokenizer = load_model(), load_tokenizer()
-display(*(make(model, tokenizer, PROMPT) for make in MAKE.values()))
-"""
-
 THREE_REQUESTS = """
-from tutorial_engine.model.checkpoint import load_model, load_tokenizer
 from tutorial_engine.viz import SchedulerExplorer
 
 prompts = ["Once upon a time Anna had a red kite.", "Ben had a blue ball.", "One day"]
-SchedulerExplorer(load_model(), load_tokenizer(), prompts, [6, 3, 5])
+SchedulerExplorer(model, tokenizer, prompts, [6, 3, 5], details=True)
 """
 
 
-def notebook_of(code: str) -> nbformat.NotebookNode:
+def explorer_cells() -> Iterator[str]:
+    """The lessons' cells that make an explorer, and those that they need; one cell of our own."""
+    for lesson in LESSONS:
+        cells = fresh(lesson.notebook, solved=False).cells
+        codes = [cell.source if cell.cell_type == "code" else "" for cell in cells]
+        makes = [place for place, code in enumerate(codes) if MAKES.search(code)]
+        for place in sorted(set[int]().union(*(needed(codes, place) for place in makes))):
+            yield codes[place]
+    yield THREE_REQUESTS
+
+
+def notebook_of(*codes: str) -> nbformat.NotebookNode:
     kernel = {"name": "python3", "display_name": "Python 3"}
-    cells = [new_code_cell(code, id="cell-000")]
+    cells = [new_code_cell(code, id=f"cell-{i:03d}") for i, code in enumerate(codes)]
     return new_notebook(cells=cells, metadata={"kernelspec": kernel})
 
 
@@ -85,14 +94,19 @@ def browser() -> Iterator[Browser]:
 
 
 @pytest.fixture(scope="module")
-def address(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("notebooks")
-    for name in (ATTENTION, CACHE, SCHEDULER, PAGES, SHARING):
-        shutil.copy(FOLDER / name, folder / name)
+    shutil.copy(FOLDER / ATTENTION, folder)
     nasty = notebook_of(EVERY_VIEW.replace("PROMPT", repr(NASTY)))
     nbformat.write(nasty, folder / "nasty.ipynb")
-    nbformat.write(notebook_of(EVERY_EXPLORER), folder / "explorers.ipynb")
-    nbformat.write(notebook_of(THREE_REQUESTS), folder / "three.ipynb")
+    nbformat.write(notebook_of(*explorer_cells()), folder / EXPLORERS)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def address(
+    browser: Browser, folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[str]:
     with lab(folder, tmp_path_factory.mktemp("home")) as address:
         yield address
 
@@ -186,7 +200,7 @@ def refuses(view: Locator, words: str, change: Callable[[], None]) -> None:
     assert scene.inner_html() == before
 
 
-# -- notebook 01: before it is run, after Run All, and what its views do ---------------------------
+# -- notebook 01: before it is run, and a prediction ----------------------------------------------
 
 
 def test_opened_but_not_run_shows_pictures_and_folded_answers(
@@ -227,9 +241,33 @@ def test_a_prediction_is_kept_and_scored(opened: Callable[[str], Page]) -> None:
     expect(page.get_by_role("radio", name="4", exact=True)).to_be_disabled()
 
 
+# -- the explorers of all lessons ------------------------------------------------------------------
+
+
+def test_on_a_projector_an_explorer_is_seen_whole(ran: Callable[[str], Page]) -> None:
+    """Controls and picture together, at 1280 × 720; the sentence below them may be scrolled to."""
+    page = ran(EXPLORERS)
+    before = page.viewport_size
+    page.set_viewport_size({"width": 1280, "height": 720})
+    room = page.locator(".jp-NotebookPanel-notebook").evaluate("(one) => one.clientHeight")
+    views = page.locator(".te-together")
+    expect(views).to_have_count(len(MAKE))
+    for view in views.all():
+        height, shown, whole = view.evaluate(
+            """(one) => {
+                const picture = one.querySelector("svg").getBoundingClientRect();
+                const box = one.getBoundingClientRect();
+                return [picture.bottom - box.top, picture.height / picture.width, one.scrollHeight];
+            }"""
+        )
+        assert 300 < height <= room and whole <= room, f"{view.inner_text()}: {height} of {room}"
+        assert shown < 1, view.inner_text()
+    page.set_viewport_size(before)
+
+
 @pytest.fixture
 def attention(ran: Callable[[str], Page]) -> Locator:
-    return explorer(ran(ATTENTION), "Attention explorer")
+    return explorer(ran(EXPLORERS), "Attention explorer")
 
 
 def test_stepping_and_layers_change_the_attention_picture(attention: Locator) -> None:
@@ -277,7 +315,7 @@ def test_a_nasty_prompt_is_shown_literally_and_a_bad_one_refused(attention: Loca
 def test_the_rope_explorer_reacts_and_shifting_keeps_the_score(
     ran: Callable[[str], Page],
 ) -> None:
-    view = explorer(ran(ATTENTION), "RoPE explorer")
+    view = explorer(ran(EXPLORERS), "RoPE explorer")
     scene = view.locator("svg.te-scene")
     before = scene.inner_html()
     press(view, "▶")
@@ -289,12 +327,12 @@ def test_the_rope_explorer_reacts_and_shifting_keeps_the_score(
     expect(view.locator(".te-caption")).not_to_have_text(once)
 
 
-# -- notebook 02: the cache fills ------------------------------------------------------------------
+# -- of notebook 02: the cache fills ---------------------------------------------------------------
 
 
 @pytest.fixture
 def cache(ran: Callable[[str], Page]) -> Locator:
-    return explorer(ran(CACHE), "Cache explorer")
+    return explorer(ran(EXPLORERS), "Cache explorer")
 
 
 def test_stepping_shows_prefill_then_decode(cache: Locator) -> None:
@@ -329,7 +367,7 @@ def test_a_prompt_that_does_not_fit_says_so_and_keeps_the_picture(cache: Locator
 
 
 def test_filters_are_moved_by_keyboard_and_tokens_drawn(ran: Callable[[str], Page]) -> None:
-    view = explorer(ran(CACHE), "Sampling explorer")
+    view = explorer(ran(EXPLORERS), "Sampling explorer")
     fill(view, "prompt", "One day")
     expect(view.locator('[id="prompt"]')).to_contain_text("One·day")
     caption, temperature = view.locator(".te-caption"), view.get_by_role("slider").first
@@ -347,7 +385,7 @@ def test_filters_are_moved_by_keyboard_and_tokens_drawn(ran: Callable[[str], Pag
 def test_the_calculator_takes_a_config_and_refuses_what_it_cannot_count(
     ran: Callable[[str], Page],
 ) -> None:
-    view = explorer(ran(CACHE), "Memory and speed calculator")
+    view = explorer(ran(EXPLORERS), "Memory and speed calculator")
     press_by_keyboard(view, "Llama-2-7B")
     expect(view.locator('[id="sum1"]')).to_contain_text("= 524,288 bytes = 512 KiB")
     area = view.locator("textarea")
@@ -359,13 +397,13 @@ def test_the_calculator_takes_a_config_and_refuses_what_it_cannot_count(
     expect(view.locator('[id="sum1"]')).to_contain_text("(224 KiB with 16 K/V heads)")
 
 
-# -- notebook 03: requests share steps -------------------------------------------------------------
+# -- of notebook 03: requests share steps ----------------------------------------------------------
 
 
 @pytest.fixture
 def steps(ran: Callable[[str], Page]) -> Locator:
     """The explorer with the course's three prompts, all at once, at step 0."""
-    view = explorer(ran("three.ipynb"), "Scheduler explorer")
+    view = explorer(ran(EXPLORERS), "Scheduler explorer")
     limits = view.locator('[id="title.note"]')  # each change is waited for, as a learner would
     choose(view, "policy", "one rule")
     expect(limits).to_contain_text("one rule")
@@ -445,17 +483,17 @@ def test_a_late_long_prompt_joins_those_who_decode(steps: Locator) -> None:
 def test_play_runs_to_the_end(steps: Locator) -> None:
     steps.locator(".widget-play button").first.click()
     caption = steps.locator(".te-caption")
-    expect(caption).to_have_text(re.compile(r"^Step (\d+) of 0–\1, one rule"), timeout=60_000)
+    expect(caption).to_have_text(re.compile(r"^Step (\d+) of \1, one rule"), timeout=60_000)
     expect(caption).to_contain_text("with this step")
 
 
-# -- notebooks 04 and 05: the pool, the cells, the dial --------------------------------------------
+# -- of notebooks 04 and 05: the pool, the cells, the dial -----------------------------------------
 
 
 def test_at_first_sight_blocks_are_taken_one_by_one_and_a_larger_size_needs_fewer(
     ran: Callable[[str], Page],
 ) -> None:
-    view = explorer(ran(PAGES), "Pages explorer")
+    view = explorer(ran(EXPLORERS), "Pages explorer")
     caption = view.locator(".te-caption")
     fill(view, "blocks", 16)
     fill(view, "block size", 4)
@@ -472,7 +510,7 @@ def test_at_first_sight_blocks_are_taken_one_by_one_and_a_larger_size_needs_fewe
 
 
 def test_cells_are_shared_shifted_and_refused_by_hand(ran: Callable[[str], Page]) -> None:
-    view = explorer(ran(PAGES), "Cells explorer")
+    view = explorer(ran(EXPLORERS), "Cells explorer")
     caption, error = view.locator(".te-caption"), view.locator(".te-error")
     expect(caption).to_contain_text("cells 0 to 3 belong to both")
     for label, value in (("seq", 0), ("p0", 0), ("p1", -1), ("delta", 2)):
@@ -492,7 +530,7 @@ def test_cells_are_shared_shifted_and_refused_by_hand(ran: Callable[[str], Page]
 
 
 def test_dial_runs_the_engine_at_each_block_size(ran: Callable[[str], Page]) -> None:
-    view = explorer(ran(PAGES), "Block-size dial")
+    view = explorer(ran(EXPLORERS), "Block-size dial")
     caption = view.locator(".te-caption")
     expect(caption).to_contain_text("pages of 4:")
     handle = view.locator(".widget-hslider .noUi-handle").first
@@ -507,7 +545,7 @@ def test_dial_runs_the_engine_at_each_block_size(ran: Callable[[str], Page]) -> 
 def test_pool_is_stepped_and_a_smaller_one_makes_somebody_give_way(
     ran: Callable[[str], Page],
 ) -> None:
-    view = explorer(ran(SHARING), "Block explorer")
+    view = explorer(ran(EXPLORERS), "Block explorer")
     caption, scene = view.locator(".te-caption"), view.locator("svg.te-scene")
     fill(view, "blocks", 12)
     go(view, 0)
@@ -546,21 +584,18 @@ def assert_shown_literally(page: Page, times: int) -> None:
     assert text.count(NASTY) >= times, text[-2000:]
 
 
-def test_every_live_view_shows_a_nasty_text_literally(ran: Callable[[str], Page]) -> None:
+def test_every_view_live_and_exported_shows_a_nasty_text_literally(
+    ran: Callable[[str], Page], browser: Browser, folder: Path
+) -> None:
     page = ran("nasty.ipynb")
     expect(page.locator("svg.te-scene")).to_be_visible()
     assert page.get_by_label("prompt").input_value() == NASTY
     expect(page.get_by_role("radio").first).to_be_visible()
     assert_shown_literally(page, times=4)  # question, option, verdict, print
-
-
-def test_every_exported_view_shows_a_nasty_text_literally(browser: Browser, tmp_path: Path) -> None:
-    notebook = notebook_of(EVERY_VIEW.replace("PROMPT", repr(NASTY)))
-    execute(notebook)
-    nbformat.write(notebook, tmp_path / "nasty.ipynb")
-    (tmp_path / "nasty.html").write_text(export(tmp_path / "nasty.ipynb"), encoding="utf-8")
+    wait_for(page, "() => jupyterapp.commands.execute('docmanager:save')")
+    (folder / "nasty.html").write_text(export(folder / "nasty.ipynb"), encoding="utf-8")
     page = browser.new_page()
-    page.goto((tmp_path / "nasty.html").as_uri())
+    page.goto((folder / "nasty.html").as_uri())
     assert_shown_literally(page, times=4)
     alts = page.locator("img").evaluate_all("all => all.map(i => i.alt)")
     assert len(alts) == 2
@@ -568,19 +603,19 @@ def test_every_exported_view_shows_a_nasty_text_literally(browser: Browser, tmp_
     page.close()
 
 
-@pytest.mark.parametrize("name", [ATTENTION, CACHE, SCHEDULER, PAGES, SHARING])
 def test_exported_page_shows_every_picture_without_network(
-    browser: Browser, tmp_path: Path, name: str
+    browser: Browser, tmp_path: Path
 ) -> None:
+    """Of one lesson; test_notebooks.py looks at the outputs of all."""
     file = tmp_path / "page.html"
-    file.write_text(export(FOLDER / name), encoding="utf-8")
+    file.write_text(export(FOLDER / ATTENTION), encoding="utf-8")
     page = browser.new_page()
     asked: list[str] = []
     page.on("request", lambda request: asked.append(request.url))
     page.goto(file.as_uri())
     page.wait_for_load_state("networkidle")
     assert [url for url in asked if not url.startswith(("file:", "data:", "blob:"))] == []
-    cells = nbformat.read(FOLDER / name, as_version=4).cells
+    cells = nbformat.read(FOLDER / ATTENTION, as_version=4).cells
     captions = []
     for data in [o.get("data", {}) for cell in cells for o in cell.get("outputs", [])]:
         captions += [data["text/plain"]] if "image/png" in data else []
@@ -591,22 +626,3 @@ def test_exported_page_shows_every_picture_without_network(
     assert all(width > 300 for width, _ in shown)
     assert barriers(page) == []
     page.close()
-
-
-def test_on_a_projector_an_explorer_is_seen_whole(ran: Callable[[str], Page]) -> None:
-    """Controls and picture together, at 1280 × 720; the sentence below them may be scrolled to."""
-    page = ran("explorers.ipynb")
-    page.set_viewport_size({"width": 1280, "height": 720})
-    room = page.locator(".jp-NotebookPanel-notebook").evaluate("(one) => one.clientHeight")
-    views = page.locator(".te-together")
-    expect(views).to_have_count(len(MAKE))
-    for name, view in zip(MAKE, views.all(), strict=True):
-        height, shown, whole = view.evaluate(
-            """(one) => {
-                const picture = one.querySelector("svg").getBoundingClientRect();
-                const box = one.getBoundingClientRect();
-                return [picture.bottom - box.top, picture.height / picture.width, one.scrollHeight];
-            }"""
-        )
-        assert 300 < height <= room and whole <= room, f"{name}: {height} of {room}"
-        assert shown < 1, name

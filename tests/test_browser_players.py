@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -12,14 +13,33 @@ from tokenizers import Tokenizer
 from traces import check_phone
 
 from tools.publish.figures import FIGURES, MOVES, moving_pictures
-from tools.publish.players import SHOWS, show_of
+from tools.publish.players import SHOWS, Film, show_of
+from tutorial_engine.model.checkpoint import load_model, load_tokenizer
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 from tutorial_engine.viz.moving import moving
 from tutorial_engine.viz.player import Frame, film_of, player, save_player, still
 from tutorial_engine.viz.scene import Scene
+from tutorial_engine.viz.scheduler_explorer import CLASSES
 
 pytestmark = pytest.mark.browser
 LEAST = 30  # updates a second
+ALONE = ("sampling", "calculator", "dial", "scheduler")  # the explorers of no show, and the slowest
+PROMISED = {  # player: what its captions say
+    "attention": ["may look at"],
+    "rope": ["the distance 5"],
+    "cache": ["prefill"],
+    "softmax": ["multiplied by", "✔"],
+    "scheduler": ["nobody joins before A is done", "A stalls", *(f", {one}:" for one in CLASSES)],
+    "sharing": ["stored once for A and B"],
+    "preemption": ["C waits since step", "B waits since step"],
+    "cells": ["belong to both"],
+}
+
+
+@cache
+def made(name: str) -> Film:
+    """What the player of this name shows."""
+    return show_of(name).make(load_model(), load_tokenizer())
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +48,7 @@ def browser() -> Iterator[Browser]:
         yield browser
 
 
-@pytest.mark.parametrize("name", MAKE)
+@pytest.mark.parametrize("name", ALONE)
 def test_a_player_is_driven_by_keyboard_and_address(
     model: Qwen3ForCausalLM, tokenizer: Tokenizer, browser: Browser, tmp_path: Path, name: str
 ) -> None:
@@ -59,21 +79,16 @@ def test_a_player_is_driven_by_keyboard_and_address(
         "view", *("first", "back", "play", "on", "end"), "slider", "speed",
     ]  # fmt: skip
     assert barriers(page) == []
-    updates = [
-        page.evaluate(
-            """() => {
-                const began = performance.now();
-                let number = 0;
-                for (; performance.now() < began + 200; number++) {
-                    show(number % (last + 1));
-                    stage.getBBox();  // lays it out
-                }
-                return number / 0.2;
-            }"""
-        )
-        for _ in range(3)
-    ]
-    assert max(updates) > LEAST, "others may use the machine for a while"
+    updates = """() => {
+        const began = performance.now();
+        let number = 0;
+        for (; performance.now() < began + 200; number++) {
+            show(number % (last + 1));
+            stage.getBBox();  // lays it out
+        }
+        return number / 0.2;
+    }"""
+    assert any(page.evaluate(updates) > LEAST for _ in range(3)), "others may use the machine"
     assert said == [] and [url for url in asked if not url.startswith("file:")] == []
     page.close()
 
@@ -126,37 +141,32 @@ def test_play_runs_to_the_end_and_pauses(
     page.close()
 
 
-@pytest.mark.parametrize("motion", ["no-preference", "reduce"])
-def test_the_moving_picture_shows_each_step_of_its_player(
-    model: Qwen3ForCausalLM, tokenizer: Tokenizer, browser: Browser, tmp_path: Path, motion: str
-) -> None:
-    frames = show_of(MOVES).make(model, tokenizer).runs[0]
+def test_the_moving_picture_shows_each_step_of_its_player(browser: Browser, tmp_path: Path) -> None:
+    frames = made(MOVES).runs[0]
     file = tmp_path / "moving.svg"
     words = show_of(MOVES).words
     for name, svg in moving_pictures(frames).items():
         assert (FIGURES / name).read_text(encoding="utf-8") == svg, "make figures"
     file.write_text(moving(frames, words, speed=1), encoding="utf-8")
     assert file.stat().st_size < 400_000
-    page = browser.new_page(reduced_motion=motion)
-    page.goto(file.as_uri())
-    told = """time => {
+    told = """times => times.map((time) => {
         for (const one of document.getAnimations()) { one.pause(); one.currentTime = time; }
         return [...document.querySelectorAll("svg > text")]
             .filter(one => getComputedStyle(one).visibility === "visible")
             .map(one => one.textContent);
-    }"""
-    film = film_of(frames)
-    for step in range(len(frames)):
-        wanted = still(film, step if motion == "no-preference" else 0)
-        assert page.evaluate(told, 1000 * step + 500) == [one.text for one in wanted if one.text]
-    page.close()
+    })"""
+    film, steps = film_of(frames), range(len(frames))
+    for motion, shown in (("no-preference", [*steps]), ("reduce", [0] * len(steps))):
+        page = browser.new_page(reduced_motion=motion)
+        page.goto(file.as_uri())
+        wanted = [[one.text for one in still(film, step) if one.text] for step in shown]
+        assert page.evaluate(told, [1000 * step + 500 for step in steps]) == wanted
+        page.close()
 
 
-def test_buttons_choose_the_run_and_the_step_stays(
-    model: Qwen3ForCausalLM, tokenizer: Tokenizer, browser: Browser, tmp_path: Path
-) -> None:
+def test_buttons_choose_the_run_and_the_step_stays(browser: Browser, tmp_path: Path) -> None:
     """A shorter run shows its last step; the address remembers run and step."""
-    film = show_of("scheduler").make(model, tokenizer)
+    film = made("scheduler")
     assert film.choices is not None
     (names,) = film.choices.values()
     assert [re.findall(r": (\d+) steps$", name) for name in names] == [
@@ -167,6 +177,8 @@ def test_buttons_choose_the_run_and_the_step_stays(
         page = browser.new_page(viewport={"width": width, "height": 900})
         page.goto(f"{file.as_uri()}#t=4")
         for number, (name, frames) in enumerate(zip(names, film.runs, strict=True)):
+            if width < 700 and number % 3:
+                continue
             button = page.get_by_role("button", name=name)
             button.focus()
             page.keyboard.press("Enter")
@@ -195,11 +207,19 @@ def test_buttons_choose_the_run_and_the_step_stays(
         page.close()
 
 
+LOOK = """(step) => {
+    go(step);
+    const bar = document.getElementById("on").getBoundingClientRect();
+    return [document.documentElement.scrollWidth, bar.bottom];
+}"""
+
+
 @pytest.mark.parametrize("name", [show.name for show in SHOWS])
 def test_a_phone_has_all_words_in_parts_that_fit_and_the_buttons(
-    model: Qwen3ForCausalLM, tokenizer: Tokenizer, browser: Browser, tmp_path: Path, name: str
+    browser: Browser, tmp_path: Path, name: str
 ) -> None:
-    film = show_of(name).make(model, tokenizer)
+    film = made(name)
+    assert all(words in film.captions() for words in PROMISED.get(name, [])), "what it promises"
     words = {"lead": show_of(name).words, "choices": film.choices}
     file = save_player(film.runs, tmp_path / "player.html", name, **words)
     context = browser.new_context(
@@ -208,26 +228,21 @@ def test_a_phone_has_all_words_in_parts_that_fit_and_the_buttons(
     page = context.new_page()
     for number, frames in enumerate(film.runs):
         check_phone([frame.scene for frame in frames], least=6)
-        page.goto("about:blank")
         page.goto(f"{file.as_uri()}#t=0&v={number}")
         assert not page.get_by_text("swipe it").is_visible()
         assert not page.get_by_text("Keys:").is_visible()
-        for step in (0, 1, len(frames) // 3, len(frames) // 2, len(frames) - 1):
-            page.evaluate("step => go(step)", step)
-            assert page.evaluate("document.documentElement.scrollWidth") <= 390
-            bar = page.locator("#on").bounding_box()
-            assert bar and bar["y"] + bar["height"] <= 780
+        steps = [0, 1, len(frames) // 3, len(frames) // 2, len(frames) - 1]
+        seen = page.evaluate(f"(steps) => steps.map({LOOK})", steps)
+        for step, (width, bottom) in zip(steps, seen, strict=True):
+            assert width <= 390 and bottom <= 780, f"step {step} of run {number}"
         page.locator("#back").tap()
         expect(page.locator("#caption")).to_have_text(frames[-2].caption)
-    assert barriers(page) == []
-    context.close()
+    context.close()  # test_site.py asks axe-core about these pages
 
 
 @pytest.mark.parametrize("width", [1280, 390])
-def test_several_controls_choose_one_run(
-    model: Qwen3ForCausalLM, tokenizer: Tokenizer, browser: Browser, tmp_path: Path, width: int
-) -> None:
-    film = show_of("transplant").make(model, tokenizer)
+def test_several_controls_choose_one_run(browser: Browser, tmp_path: Path, width: int) -> None:
+    film = made("transplant")
     file = save_player(film.runs, tmp_path / "player.html", "transplant", choices=film.choices)
     page = browser.new_page(viewport={"width": width, "height": 780})
     page.goto(f"{file.as_uri()}#t=2")

@@ -18,7 +18,7 @@ from tutorial_engine.engine.clock import VirtualClock
 from tutorial_engine.engine.engine import EngineConfig, LLMEngine
 from tutorial_engine.engine.request import Request
 from tutorial_engine.engine.runner import decode, prefill
-from tutorial_engine.learn.block_checks import leak, log_text, right_stale, stale_log
+from tutorial_engine.learn.block_checks import leak
 from tutorial_engine.learn.bugs import BUGS_01, Zoo, diff, edited, planted, zoo
 from tutorial_engine.learn.bugs_02 import BUGS_02
 from tutorial_engine.learn.bugs_03 import BUGS_03
@@ -26,9 +26,6 @@ from tutorial_engine.learn.bugs_04 import (
     BUGS_04,
     Seen,
     StaleBlocks,
-    pages,
-    scenes,
-    serve,
     stress,
 )
 from tutorial_engine.learn.eager_pages import EagerPages, cost, crowd, drama, tokens
@@ -180,22 +177,6 @@ def test_bug_of_the_scheduler_shows_in_company_only_and_goes_again(
 
 
 # -- notebook 05 ---------------------------------------------------------------------------------
-
-
-def test_a_log_of_stale_blocks_has_a_stale_read_where_the_tokens_are_wrong(
-    model: Qwen3ForCausalLM, tokenizer: Tokenizer
-) -> None:
-    """D is the only request that gets other tokens than alone, and the only one in the lines."""
-    scene = scenes(PROMPT_IDS)["small_pool"]
-    got = serve(model, pages(model, scene.num_blocks, StaleBlocks), *scene[:3]).tokens
-    want = serve(model, None, *scene[:3]).tokens
-    log = stale_log(model, StaleBlocks, PROMPT_IDS)
-    assert {line.who for line in right_stale(log)} == {
-        name for name in want if got[name] != want[name]
-    }
-    ours = stale_log(model, BlockManager, PROMPT_IDS)
-    assert right_stale(ours) == [] and any(line.what == "finds" for line in ours)
-    assert len(log_text(log).splitlines()) == len({line[:2] for line in log})
 
 
 def test_a_stale_block_gives_one_user_the_text_of_another(

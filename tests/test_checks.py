@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from functools import cache, partial
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -40,7 +41,7 @@ from tutorial_engine.learn import checks_02 as c2
 from tutorial_engine.learn import checks_03 as c3
 from tutorial_engine.learn import checks_04 as c4
 from tutorial_engine.learn.block_attention_check import BLOCK_SLIPS
-from tutorial_engine.learn.block_checks import FREE_SLIPS, STALE_SLIPS, TAKE_SLIPS, Line
+from tutorial_engine.learn.block_checks import FREE_SLIPS, TAKE_SLIPS
 from tutorial_engine.learn.cache_test_check import check_cache_test
 from tutorial_engine.learn.checks_a1 import RANK_SLIPS, check_rank_mlp
 from tutorial_engine.learn.checks_a2 import (
@@ -184,6 +185,11 @@ def rope_in_place(x: Tensor, angles: Tensor) -> Tensor:
     return x
 
 
+def cut_in_twos(x: Tensor, angles: Tensor) -> Tensor:
+    a, b = x.split(2, dim=-1)
+    return torch.cat((a, b), dim=-1)
+
+
 def own_positions(x: Tensor) -> Tensor:
     """The angles are made up, not taken."""
     size = x.shape[-1]
@@ -322,6 +328,44 @@ def bytes_exercise(config: ModelConfig) -> Exercise:
     )
 
 
+ATTENTION_SLIPS = slips_of(  # what is found in the shares of an answer
+    c1._attention,
+    """
+    ~mask → mask
+        the mask is inverted; True means that a query MAY attend to the key
+    ~mask → ~causal_mask(len(q), len(k))
+        your mask is your own, the causal one; use the argument `mask`
+    ~mask → ~(mask & causal_mask(len(q), len(k)))
+        a causal mask is applied besides `mask`; use the argument alone
+    ~mask → ~torch.ones(len(q), len(k)).bool().tril()
+        your mask is your own (a triangle at the upper left, as `is_causal=True` has it); use the
+    .masked_fill(~mask, -INF) →
+        the mask has no effect; queries see the future
+    -INF → 0.0
+        a forbidden key gets the share 0.18, because exp(score) is more than 0, as it is for a
+    -INF → -1.0
+        make forbidden scores −inf, before the softmax
+    .softmax(dim=-1) → .exp()
+        instead of 1; divide each exp(score) by the sum over the keys of its query: softmax
+    dim=-1 → dim=0
+        the softmax runs over the queries; take the last axis
+    / k.shape[-1] ** 0.5 →
+        divided by 1, and √D is 2.83 here; D is the size of the last axis ▸ k.shape[-1] ** 0.5
+    ** 0.5 →
+        divided by 8, and √D is 2.83 here
+    T / k → T * k
+        divided by 0.354, and √D is 2.83 here
+    k.shape[-1] → len(k)
+        divided by 2.24, and √D is 2.83 here
+    k.shape[-1] → len(q)
+        divided by 1.73, and √D is 2.83 here
+    k.shape[-1] → 8
+        divided by 2.83, and √D is 2 here
+    k.shape[-1] → 32
+        divided by 5.66, and √D is 2.83 here
+    """,
+)
+
 EXERCISES: dict[str, Exercise] = {
     "attention": Exercise(
         c1.check_attention,
@@ -332,12 +376,17 @@ EXERCISES: dict[str, Exercise] = {
             lambda q, k, v, m: RIGHT["attention"](q.double(), k.double(), v.double(), m),
             lambda q, k, v, m: sdpa(q[None], k[None], v[None], attn_mask=m[None])[0],
         ],
-        c1.ATTENTION_SLIPS,
+        {**c1.ATTENTION_SLIPS, **ATTENTION_SLIPS},
         [
             (inverted, "the mask is inverted"),
             (masked_after, "−inf BEFORE the softmax"),
             (lambda q, k, v, m: (q @ k.T + ~m * -INF).softmax(-1) @ v, "0 times −inf is NaN"),
-            (lambda q, k, v, m: attention_by_loop(0.9 * q, k, v, m), "other numbers"),
+            (lambda q, k, v, m: attention_by_loop(0.9 * q, k, v, m), "are divided by 3.14"),
+            (lambda q, k, v, m: q, "other numbers, and no mix of the values"),
+            (lambda q, k, v, m: q.masked_fill(not m, 0), "~mask turns each True into False"),
+            (lambda q, k, v, m: (q @ k.T).masked_fill(~m, "-inf"), 'a number: float("-inf")'),
+            (lambda q, k, v, m: v @ (q @ k.T), "The shares stand to the left of the values"),
+            (lambda q, k, v, m: (q @ k.T) / (q @ k.T).sum(-1), "keepdim=True keeps the axis"),
             (nanogpt, "your mask is your own, the causal one; use the argument `mask`"),
             (sdpa_causal, "a triangle at the upper left, as `is_causal=True` has it"),
             (but("attention", lambda out: out.bfloat16()), "right, but in torch.bfloat16, which"),
@@ -392,6 +441,8 @@ EXERCISES: dict[str, Exercise] = {
         [
             (lambda h, heads, kv_heads: h / (heads // kv_heads), "divide with //"),
             (lambda h, heads, kv_heads: 0, "expected [0, 0, 0, 1, 1, 1]"),
+            (lambda h, heads, kv_heads: heads // h, "h begins at 0, and there are fewer K/V heads"),
+            (lambda h, heads, kv_heads: h // (kv_heads // heads), "what divides what?"),
             (
                 lambda h, heads, kv_heads: h // (heads / kv_heads),
                 f"is the size of a group a float?{CODE}num_heads // num_kv_heads",
@@ -407,6 +458,8 @@ EXERCISES: dict[str, Exercise] = {
             (lambda x, angles: rope_by_loop(x, 2 * angles), "position 0 is right, others not"),
             (lambda x, a: x[..., :4] * a.cos(), f"no axis for the heads{CODE}angles[:, None, :]"),
             (lambda x, angles: x * angles.cos()[:, None], "in two halves"),
+            (lambda x, angles: math.cos(angles), f"a tensor has its own{CODE}angles.cos()"),
+            (cut_in_twos, f"a piece, chunk their number{CODE}x.chunk(2, dim=-1)"),
             (lambda x, angles: own_positions(x), "wrong for one token at position 7"),
             (but("rope", lambda x: x.bfloat16()), "right, but in torch.bfloat16"),
             (but("rope", lambda x: x.numpy()), "tensors, and torch.from_numpy makes one"),
@@ -489,7 +542,17 @@ EXERCISES: dict[str, Exercise] = {
             (lambda x, w, angles, attend: x @ w.gate, "multiply by w.gate.T or w.up.T"),
             (
                 lambda x, w, angles, attend: x + x.unflatten(1, (-1, 32)),
-                f"Join the heads first{CODE}.flatten(1)",
+                f"Join the heads before you multiply by w.o{CODE}.flatten(1)",
+            ),
+            (lambda x, w, *_: rms_norm(x, w.q_norm), "norm each head by itself"),
+            (
+                lambda x, w, *_: rms_norm(x.unflatten(1, (-1, 32)), w.input_norm),
+                "which have a weight for each of D",
+            ),
+            (lambda x, w, *_: x @ w.gate.T * x @ w.up.T, "brackets around each product with @"),
+            (
+                lambda x, w, *_: RIGHT["project"](x, w.q, w.k, w.v, len(w.q)),
+                "is the number of weights in w.q_norm",
             ),
             (lambda x, w, angles, attend: attend(x, x, x, None), "without a mask"),
         ],
@@ -535,7 +598,7 @@ EXERCISES: dict[str, Exercise] = {
             (lambda shares, p: shares[p:, 1 : p + 1].diagonal().tolist(), "one number, got ["),
             (
                 lambda shares, p: shares[range(16, 32), range(1, 17)].mean(),
-                "is an argument: 5 here",
+                "period is 5 here, so the positions are 0 to 9",
             ),
         ],
     ),
@@ -544,6 +607,65 @@ EXERCISES: dict[str, Exercise] = {
 }
 
 # -- notebook 02 ---------------------------------------------------------------------------------
+
+
+TRANSPLANT_SLIPS = slips_of(  # told by what of the memory is the donor's
+    transplant,
+    """
+    k, v = memory → v, k = memory
+    donor_k, donor_v = → donor_v, donor_k =
+        asked: K of slot 4 in layer 2; copied: V of slot 4 in layer 2
+    if "K" in which → if True
+    if "V" in which → if True
+        copied: K of slot 4 in layer 2 and V of slot 4 in layer 2
+    if "V" → elif "V"
+        asked: K of slots 0 and 3 in layer 4 and V of slots 0 and 3 in layer 4; copied: K of slots
+    "K" in which → which == "K"
+    "V" in which → which == "V"
+        copied: nothing; of "KV" each letter counts
+    k[slots] = donor_k[slots] → k[:] = donor_k
+    v[slots] = donor_v[slots] → v[:] = donor_v
+        copied: K of slots 0 to 5 in layer 2
+    k[slots] = donor_k[slots] → k[slots[0]] = donor_k[slots[0]]
+    v[slots] = donor_v[slots] → v[slots[0]] = donor_v[slots[0]]
+        asked: V of slots 2 and 5 in layer 0; copied: V of slot 5 in layer 0
+    k[slots] = donor_k[slots] → k[1] = donor_k[1]
+    v[slots] = donor_v[slots] → v[1] = donor_v[1]
+        copied: K of slot 1 in layer 2
+    memory[layer] → memory[3]
+    donor[layer] → donor[3]
+        copied: K of slot 4 in layer 3
+    """,
+)
+FLOOR_SLIPS = slips_of(  # told by an amount that is counted alone
+    c2.least_seconds,
+    """
+    2 * num → 4 * num
+        it counts 28,000,000,000 FLOPs in place of 14,000,000,000; two for each weight and token
+    2 * num → num
+        it counts 7,000,000,000 FLOPs in place of 14,000,000,000
+    * num_tokens →
+        it counts 2,000,000,000 FLOPs in place of 14,000,000,000
+    max(2 * num_weights * num_tokens / peak, ( → ((
+        it counts 0 FLOPs in place of 14,000,000,000
+    4 * num_weights + kv_bytes) / bandwidth) → 0))
+        of 1,000,000,000 weights and 7 tokens it counts 0 bytes in place of 4,000,000,000
+    4 * num → 2 * num
+        it counts 2,000,000,000 bytes in place of 4,000,000,000; a weight in fp32 has 4 bytes
+    4 * num → num
+        it counts 1,000,000,000 bytes in place of 4,000,000,000
+    (4 * num_weights + kv_bytes) → ((4 * num_weights + kv_bytes) * num_tokens)
+        it counts 28,000,000,000 bytes in place of 4,000,000,000; a weight in fp32 has 4 bytes, and
+    + kv_bytes → + 2 * kv_bytes
+        of 100,000,000 kv_bytes it counts 200,000,000 bytes in place of 100,000,000
+    + kv_bytes → + 4 * kv_bytes
+        it counts 400,000,000 bytes in place of 100,000,000
+    + kv_bytes → + kv_bytes * num_tokens
+        it counts 700,000,000 bytes in place of 100,000,000
+    + kv_bytes →
+        of 100,000,000 kv_bytes it counts 0 bytes
+    """,
+)
 
 
 class WritesInPlace:
@@ -627,6 +749,11 @@ class InFloat64(MyStaticCache):
     def __init__(self, config: ModelConfig, max_len: int) -> None:
         super().__init__(config, max_len)
         self.k, self.v = self.k.double(), self.v.double()
+
+
+class PutsInFloat64(InFloat64):
+    def update(self, layer: int, k: Tensor, v: Tensor, batch: Any) -> Any:
+        self.k[layer, batch.positions] = k
 
 
 class CopiesInPlace(MyStaticCache):
@@ -745,13 +872,15 @@ EXERCISES |= {
         c2.CACHE_SLIPS,
         [
             (type("NoList", (Other,), {"answer": lambda _, pairs: pairs[0]}), "without the list"),
+            (type("Two", (Other,), {"answer": lambda _, pairs: [*pairs[0]]}), "without the list"),
+            (type("Cat", (Other,), {"answer": lambda _, pairs: torch.cat(*pairs[0])}), "one tuple"),
             (Shared, "make the dict in __init__"),
         ],
     ),
     "transplant": Exercise(
         c2.check_transplant,
         [transplant, transplant_by_numpy, transplant_anew, transplant_by_torch],
-        c2.TRANSPLANT_SLIPS,
+        {**c2.TRANSPLANT_SLIPS, **TRANSPLANT_SLIPS},
         [
             (lambda memory, donor, layer, *_: memory[layer], "return the whole memory"),
             (lambda memory, donor, layer, *_: {layer: memory[layer]}, "a dict with layers [2]"),
@@ -764,7 +893,7 @@ EXERCISES |= {
             ),
             (
                 lambda memory, *_: {i: (k + 1, v) for i, (k, v) in memory.items()},
-                "only these slots of this layer may change",
+                "asked: K of slot 4 in layer 2; copied: nothing",
             ),
         ],
     ),
@@ -778,6 +907,7 @@ EXERCISES |= {
             (ManyLayers, "is a size typed in?"),
             (AnyLength, "is a size typed in?"),
             (InBf16, "in torch.bfloat16, and rounds it"),
+            (PutsInFloat64, "Keep the dtype of k and v"),
             (CopiesInPlace, "it writes old k and v again"),
             (InNumpy, "make it with torch.zeros"),
             (NoMemory, "has no attribute 'k'. Make the memory in __init__"),
@@ -834,9 +964,18 @@ EXERCISES |= {
         [
             (lambda probs, p: probs >= max(p, 0.4), "expected 2; the token that crosses p stays"),
             (but("keep_top_p", lambda keep: keep.int()), "True = kept; got torch.int32"),
+            (lambda probs, p: probs.index_put_((probs > 0,), probs > 1), "a tensor of bools"),
         ],
     ),
-    "why_finished": Exercise(c2.check_why_finished, [RIGHT["why_finished"], why_numpy], WHY_SLIPS),
+    "why_finished": Exercise(
+        c2.check_why_finished,
+        [RIGHT["why_finished"], why_numpy],
+        WHY_SLIPS,
+        [
+            (lambda *case: "stop" if case[0][-1] == case[2] else None, "it returns None, always"),
+            (lambda ids, text, eos, stop, limit: stop[0] in text, "stop may be empty"),
+        ],
+    ),
     "least_seconds": Exercise(
         c2.check_floor,
         [
@@ -844,10 +983,10 @@ EXERCISES |= {
             lambda *case: torch.tensor(c2.least_seconds(*case)),
             lambda *case: np.float32(c2.least_seconds(*case)),
         ],
-        c2.FLOOR_SLIPS,
+        {**c2.FLOOR_SLIPS, **FLOOR_SLIPS},
         [
             (lambda *case: (c2.least_seconds(*case), "memory"), "return one number"),
-            (lambda *case: 1.5, "s: here the memory decides"),
+            (lambda *case: c2.least_seconds(*case) + 1, ": here the memory decides"),
         ],
     ),
 }
@@ -904,6 +1043,15 @@ def by_prompt(request: Request) -> int:
 
 def late(self: Any) -> list[Request]:
     return [one for one in self.waiting if self.now() - one.arrival >= self.patience]
+
+
+def measured_gap(budget: int) -> float:
+    """As the engine's floats have it: 26 ms and a little more with a budget of 16, 30.0 with 20."""
+    return 10.0 + 2e-14 * 1000 * (budget == 16) + min(budget, 107)
+
+
+def budget_by_measuring(most: float) -> int:
+    return max(budget for budget in range(1, 100) if measured_gap(budget) <= most)
 
 
 def by_loop(self: Any) -> Request:
@@ -1014,13 +1162,16 @@ EXERCISES |= {
         ],
     ),
     "largest_budget": Exercise(  # a long prompt beside somebody who decodes, on a step's price
-        lambda answer: c3.check_budget(answer, lambda budget: 10.0 + 1e-12 + min(budget, 107)),
-        [lambda gap: int(gap - 10), lambda gap: (gap - 10) // 1, lambda gap: np.int64(gap - 10)],
+        lambda answer: c3.check_budget(answer, measured_gap),
+        [
+            *(lambda gap: int(gap - 10), lambda gap: (gap - 10) // 1),
+            *(lambda gap: np.int64(gap - 10), budget_by_measuring),
+        ],
         {},
         [
             (lambda gap: int(gap), "with it the longest gap is 36 ms"),
-            (lambda gap: int(gap - 11), "with 16 the longest gap is 26 ms: that is short enough"),
-            (lambda gap: int(gap - 11), "round: 26.000000000001"),
+            (lambda gap: math.ceil(gap) - 11, "with 20 the longest gap is 30 ms: that is short"),
+            (lambda gap: int(gap - 12), "with 15 the longest gap is 25 ms: that is short enough"),
             (lambda gap: gap - 10, "for 60.7 ms got 50.7; a budget is a whole number of tokens"),
             (lambda gap: int(gap - 26), "at least 1"),
         ],
@@ -1037,6 +1188,8 @@ EXERCISES |= {
             (policy(takes_it_out), "takes the request out of self.waiting"),
             (policy(leaves_a_list), "self.waiting is a list now"),
             (policy(sorts_the_queue), "finds the smallest without sorting"),
+            (policy(lambda self: min(self.waiting)), "min needs a key"),
+            (policy(lambda self: sorted(self.waiting, key=id)), "a Request; got a list"),
             (Sluggish, "unlike ours"),
             (ShortestFirst.next_waiting, "hand over the class"),
         ],
@@ -1139,16 +1292,6 @@ def find_and_remove(*case: Any) -> list[int]:
     return found
 
 
-def stale(log: list[Line]) -> list[Line]:
-    return [
-        line
-        for i, line in enumerate(log)
-        if line.what == "finds"
-        and next(b for b in log[:i][::-1] if b.block == line.block and b.what != "finds").hash
-        != line.hash
-    ]
-
-
 def visible_and_clear(cells: Any, seq_id: int, pos: int) -> tuple[int, ...]:
     found = {p: i for i, (p, own) in enumerate(cells) if seq_id in own}
     cells.clear()  # it is a copy
@@ -1180,6 +1323,21 @@ def one_by_one(q: Tensor, k: Tensor, v: Tensor, table: Table, kv_len: int) -> Te
         out = out * torch.exp(m - new) + torch.exp(scored - new) * v[where]
         m = new
     return out / total
+
+
+def allocate_in_a_loop(table: list[int], free: list[int], size: int, pos: int) -> int | None:
+    while len(table) * size <= pos:
+        if not free:
+            return None
+        table += [free[0]]
+        del free[0]
+    return table[pos // size] * size + pos % size
+
+
+def allocate_without_asking(table: list[int], free: list[int], size: int, pos: int) -> int:
+    if pos // size == len(table):
+        table.append(free.pop(0))
+    return table[pos // size] * size + pos % size
 
 
 def two_rounds(q: Tensor, k: Tensor, v: Tensor, table: Table, kv_len: int) -> Tensor:
@@ -1349,6 +1507,13 @@ def free_order_of_the_pool(
     return list(pool.free_queue)
 
 
+def free_order_of_all_tables(
+    queue: Sequence[int], tables: Sequence[Sequence[int]], named: set[int]
+) -> list[int]:
+    """Wrong: sorted by hash, and in the order in which they were given."""
+    return sorted([*queue, *chain(*tables)], key=lambda block: block in named)
+
+
 def free_order_block_by_block(
     queue: Sequence[int], tables: Sequence[Sequence[int]], named: set[int]
 ) -> deque[int]:
@@ -1441,7 +1606,8 @@ EXERCISES |= {
         [
             (lambda b, n, h, d, i, s: b // (2 * h * d * i * s), "320 GiB in a budget of 10 GiB"),
             (lambda b, n, h, d, i, s: b // (n * h * d * i * s), "2,560, that is 20 GiB"),
-            (lambda *case: 1, "expected 1,280"),
+            (lambda *case: 1, "so 1,280 fit"),
+            (lambda b, n, h, d, i, s: b // n * h * d * i * s, "from left to right"),
         ],
     ),
     "slots": Exercise(
@@ -1456,6 +1622,21 @@ EXERCISES |= {
             (lambda t, s, n: [t[p // s] for p in range(n)], "slot 12, not 3"),
             (lambda t, s, n: [t[p % s] * s + p // s for p in range(n)], "index is p // block_size"),
             (lambda *case: iter(RIGHT["slots"](*case)), "put list(...) around it"),
+        ],
+    ),
+    "allocate": Exercise(
+        c4.check_allocate,
+        [
+            RIGHT["allocate"],
+            allocate_in_a_loop,
+            but("allocate", lambda slot: slot and np.int64(slot)),
+        ],
+        c4.ALLOCATE_SLIPS,
+        [
+            (lambda t, free, s, p: t[p // s] * s + p % s, "is that one in the table?"),
+            (allocate_without_asking, "No block is free: return None"),
+            (lambda t, free, s, p: RIGHT["allocate"](t, free, s, p) or -1, "expected slot 0"),
+            (lambda t, free, s, p: (RIGHT["allocate"](t, free, s, p), p)[1], "expected slot 12"),
         ],
     ),
     "free": Exercise(
@@ -1487,15 +1668,6 @@ EXERCISES |= {
             (but("find", set), "must return a list of blocks"),
         ],
     ),
-    "stale": Exercise(
-        learn.check_stale,
-        [stale, lambda log: tuple(stale(log))],
-        STALE_SLIPS,
-        [
-            (lambda log: stale(log)[::-1], "expected step"),
-            (lambda log: iter(stale(log)), "put list(...) around it"),
-        ],
-    ),
     "block_attention": Exercise(
         learn.check_block_attention,
         RIGHT_ATTENTION,
@@ -1505,7 +1677,7 @@ EXERCISES |= {
             (partial(gathered, cat=True), "that is a gather"),
             (masked_rest, "slots that nobody wrote"),
             (without_max, "exp() overflows"),
-            (factor_upside_down, "exp(new m − old m) is infinite"),
+            (factor_upside_down, "exp(new m − old m) and"),
             (m_begins_at_0, "m begins at −∞"),
             (scaled_in_place, "wrote to k_pool"),
         ],
@@ -1590,6 +1762,10 @@ EXERCISES |= {
         [
             (lambda queue, *_: queue, "expected [3, 4, 2, 0, 1]"),
             (lambda queue, tables, named: [*queue, *tables], "queue [2], tables [[0, 4]"),
+            (lambda queue, tables, _: [*queue, *chain(*tables)], "block 4 has no hash"),
+            (lambda queue, tables, _: [*chain(*tables), *queue], "block 0 has a hash"),
+            (lambda queue, tables, _: sorted([*queue, *chain(*tables)]), "block 0 has a hash"),
+            (free_order_of_all_tables, "which block of a table is taken first"),
         ],
     ),
     "hits": Exercise(
@@ -1690,7 +1866,7 @@ def test_untouched_exercise_is_open_and_a_forgotten_return_is_wrong(name: str) -
     if name not in RETURNS_NOTHING:
         told = verdict(forgotten)
         assert told.ok is False
-        assert told.message.endswith("returns None: does it end with `return`?")
+        assert "returns None" in told.message and told.message.endswith("`return`?")
     told = verdict(always_none)
     assert told.ok is False and told.message.endswith("returns None whatever it is asked")
 

@@ -257,6 +257,8 @@ def test_every_cause_has_one_run_which_finds_nothing_and_does_without_it() -> No
         assert run.rate == 0 < 0.1 < run.mended_rate
         admitted = [event for event in run.trace.events if isinstance(event, events.Admitted)]
         assert len(admitted) == 3 and not any(event.num_cached for event in admitted)
+        came = {e.request_id: e.step for e in run.trace.events if isinstance(e, events.Added)}
+        assert came == {e.request_id: e.step for e in admitted}, "nobody waits: one line for both"
         evicts = any(isinstance(e, events.BlockTaken) and e.evicted for e in run.trace.events)
         assert evicts == ("in between" in run.cause)
     assert tuple(cases(load_model(), load_tokenizer())) == runs(), "the same a second time"

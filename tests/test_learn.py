@@ -36,7 +36,7 @@ from tutorial_engine.learn.verdict import (
     is_open,
     not_done,
 )
-from tutorial_engine.learn.vllm_places import PLACES, Place, Places
+from tutorial_engine.learn.vllm_places import PLACES, SOURCE, Place, Places
 from tutorial_engine.model.attention import naive_attention
 from tutorial_engine.model.qwen3 import Qwen3DecoderLayer, Qwen3ForCausalLM
 from tutorial_engine.sampling.params import SamplingParams
@@ -358,9 +358,12 @@ def test_each_of_our_names_is_there(piece: tuple[str, ...]) -> None:
 @pytest.mark.parametrize("place", PLACES, ids=lambda place: place.what)
 def test_each_place_in_vllm_has_ours(place: Place) -> None:
     assert not place.ours or find(place.ours) is not None
-    assert place.theirs in str(Places()) and place.more in "".join(
-        ET.fromstring(Places()._repr_html_()).itertext()
-    )
+    table = ET.fromstring(Places()._repr_html_())
+    assert place.more in "".join(table.itertext())
+    links = {link.get("href"): "".join(link.itertext()) for link in table.iter("a")}
+    for name, line in place.theirs.items():
+        assert f"{name} (line {line})" in str(Places())
+        assert links[f"{SOURCE}vllm/{place.file}#L{line}"] == name
 
 
 FILE = re.compile(r"\b(?:[\w-]+/)+[\w-]+\.(?:py|cpp|cu|h)\b")

@@ -4,13 +4,10 @@ nbval runs the solutions. The learner's copies differ from them in the exercises
 say of these: that is compared here, and the open exercises are run.
 """
 
-import ast
 import builtins
-import contextlib
 import io
 import json
 import re
-import symtable
 from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
@@ -18,9 +15,8 @@ from typing import Any, NamedTuple
 
 import nbformat
 import pytest
-import torch
+from lesson_cells import changes, defined_and_used, fresh, needed, run_cell
 from nbformat import NotebookNode
-from transformers import AutoModelForCausalLM
 
 from tools.publish.build import (
     ELSEWHERE,
@@ -30,18 +26,15 @@ from tools.publish.build import (
     SOLVED,
     answers,
     fold_answers,
-    make_notebook,
     sources,
     target,
 )
-from tools.publish.figures import FIGURES, TAG
+from tools.publish.figures import DARK, FIGURES, TAG
 from tools.publish.html import page
 from tutorial_engine.learn.own import PARTS
-from tutorial_engine.learn.own_cache import CACHES
-from tutorial_engine.learn.own_engine import IN_01
 from tutorial_engine.learn.own_memory import PARTS_04, PARTS_05
 from tutorial_engine.learn.own_scheduler import PARTS_03
-from tutorial_engine.model import TINY
+from tutorial_engine.viz.moving import at_night
 
 MAX_LINES, MAX_EXERCISE_LINES, MAX_WORDS = 20, 30, 120
 MAX_FILE, MAX_OUTPUTS = 725_000, 605_000
@@ -50,7 +43,7 @@ IGNORE, EXERCISE = "nbval-ignore-output", "exercise"
 ASKS, REVEALS = "predictions.ask(", "predictions.reveal("
 TELLS = re.compile(r"(mine|server|on_cells)\.(?:tell|serve)\(")  # the learner's parts run
 LABELS = re.compile(r"\b(mine|server)\.(label\b|beside_vllm)")  # what is named after them
-USES = re.compile(r"^(server|on_cells)\.use\((\w+), check_\w+\)$", re.M)
+USES = re.compile(r"^(mine|server|on_cells)\.use\((\w+), check_\w+\)$", re.M)
 BRINGS = re.compile(r"bring\((?:mine|server), ")  # what is read there is the learner's own file
 CHOOSE = "Choose an answer above, then run this cell again."
 NAMES = [lesson.notebook for lesson in LESSONS]
@@ -67,11 +60,6 @@ every_notebook = pytest.mark.parametrize(
 @cache
 def built(name: str, solved: bool) -> NotebookNode:
     return nbformat.read(target(name, solved), as_version=4)
-
-
-@cache
-def fresh(name: str, solved: bool) -> NotebookNode:
-    return make_notebook(sources()[name], solved)
 
 
 def tags(cell: NotebookNode) -> set[str]:
@@ -294,113 +282,6 @@ def test_no_claim_failed(name: str, solved: bool) -> None:
     assert not re.search(r"not noticed|BELOW|> tolerance", said), "a claim did not hold here"
 
 
-def loads(node: ast.AST) -> set[str]:
-    """Global names that a statement or an expression reads, its functions' included."""
-    names, tables = set(), [symtable.symtable(ast.unparse(node), "cell", "exec")]
-    while tables:
-        table = tables.pop()
-        is_top = table.get_type() == "module"
-        names |= {
-            symbol.get_name()
-            for symbol in table.get_symbols()
-            if symbol.is_referenced() and (is_top or symbol.is_global())
-        }
-        tables += table.get_children()
-    return names
-
-
-def binds(node: ast.AST | None) -> set[str]:
-    """Names that a statement or a target binds at the top level of a cell."""
-    if node is None:
-        return set()
-    if isinstance(node, ast.FunctionDef | ast.ClassDef):
-        return {node.name}
-    found = set()
-    for child in ast.walk(node):
-        if isinstance(child, ast.Name) and isinstance(child.ctx, ast.Store):
-            found.add(child.id)
-        elif isinstance(child, ast.FunctionDef | ast.ClassDef):
-            found.add(child.name)
-        elif isinstance(child, ast.alias):
-            found.add((child.asname or child.name).split(".")[0])
-    return found
-
-
-@cache
-def defined_and_used(code: str) -> tuple[frozenset[str], frozenset[str]]:
-    """Names that a cell binds, and names that it reads before it binds them."""
-    bound: set[str] = set()
-    used: set[str] = set()
-
-    def scan(body: Sequence[ast.stmt]) -> None:
-        for statement in body:
-            first: list[tuple[ast.expr, ast.expr | None]] = []  # what is read, and then bound
-            if isinstance(statement, ast.For):
-                first = [(statement.iter, statement.target)]
-            elif isinstance(statement, ast.With):
-                first = [(item.context_expr, item.optional_vars) for item in statement.items]
-            elif isinstance(statement, ast.If | ast.While):
-                first = [(statement.test, None)]
-            elif not isinstance(statement, ast.Try):
-                used.update(loads(statement) - binds_own(statement) - bound)
-                bound.update(binds(statement))
-            for read, given in first:
-                used.update(loads(read) - bound)
-                bound.update(binds(given))
-            if not isinstance(statement, ast.FunctionDef | ast.ClassDef):
-                for inner in (statement, *getattr(statement, "handlers", [])):
-                    for field in ("body", "orelse", "finalbody"):
-                        scan(getattr(inner, field, []))
-
-    def binds_own(statement: ast.stmt) -> set[str]:
-        return binds(statement) if isinstance(statement, ast.FunctionDef | ast.ClassDef) else set()
-
-    scan(ast.parse(code).body)
-    return frozenset(bound), frozenset(used)
-
-
-def needed(codes: Sequence[str], place: int) -> set[int]:
-    """The cells that this one needs: those that bound its names last, and what they need."""
-    found, waiting = {place}, [place]
-    while waiting:
-        here = waiting.pop()
-        missing = set(defined_and_used(codes[here])[1])
-        for earlier in range(here - 1, -1, -1):
-            given = missing & defined_and_used(codes[earlier])[0]
-            missing -= given
-            if given and earlier not in found:
-                found.add(earlier)
-                waiting.append(earlier)
-    return found
-
-
-def changes(code: str) -> set[str]:
-    """Names that a cell binds or whose things it may change: `x =`, `x.y =`, `x[i] =`, `x.do()`.
-
-    Of a call that gives a value the name counts where the call is a line of its own.
-    """
-    touched: set[str] = set(defined_and_used(code)[0])
-    for node in ast.walk(ast.parse(code)):
-        stores = isinstance(node, ast.Attribute | ast.Subscript) and isinstance(node.ctx, ast.Store)
-        root: ast.AST | None = node if stores else getattr(node, "value", None)
-        if stores or (isinstance(node, ast.Expr) and isinstance(root, ast.Call)):
-            while (inner := getattr(root, "func", getattr(root, "value", None))) is not None:
-                root = inner
-            touched |= {root.id} if isinstance(root, ast.Name) else set()
-    return touched
-
-
-def run_cell(code: str, namespace: dict[str, Any], out: io.StringIO | None = None) -> object:
-    """Run it, printing to `out` → the value of its last line, if that is an expression."""
-    body = ast.parse(code)
-    last = body.body.pop() if isinstance(body.body[-1], ast.Expr) else None
-    with contextlib.redirect_stdout(out or io.StringIO()):
-        exec(compile(body, "cell", "exec"), namespace)
-        if last is None:
-            return None
-        return eval(compile(ast.Expression(last.value), "cell", "eval"), namespace)
-
-
 def open_exercises() -> Iterator[Any]:
     for name in NAMES:
         for place in exercises(name):
@@ -452,126 +333,24 @@ class Played:
             self.run(i)
 
 
-class Spied:
-    """A function under its own name, and whether the model called it."""
-
-    def __init__(self, function: Any) -> None:
-        self.function, self.__name__, self.calls = function, function.__name__, 0
-
-    def __call__(self, *args: Any) -> Any:
-        self.calls += 1
-        return self.function(*args)
-
-
-def spied(part: Any) -> Any:
-    """A part that counts its calls; of a class, those of the method that the engine calls."""
-    if not isinstance(part, type):
-        return Spied(part)
-    method = next(one for one in ("update", "next_waiting", "forget") if hasattr(part, one))
-
-    def called(self: Any, *args: Any) -> Any:
-        Spy.calls += 1
-        return getattr(part, method)(self, *args)
-
-    Spy: Any = type(part.__name__, (part,), {"calls": 0, method: called})
-    return Spy
-
-
-@pytest.mark.parametrize("name", NAMES[:2])
-def test_the_learners_functions_are_called_by_the_model_and_a_wrong_one_is_not(name: str) -> None:
-    lesson, parts = Played(name), {}
-    asks = "predictions."  # those wait for an answer; other tests run them
-    tells = [i for i, c in enumerate(lesson.codes) if TELLS.search(c) and asks not in c]
-    uses = [i for i, c in enumerate(lesson.codes) if "mine.use(" in c]
-    uses = [i for i in uses if "transplant" not in lesson.codes[i]]  # it does not run in the model
-    for place in sorted({*tells, *uses}):
-        lesson.prepare(place)
-        if place in uses:
-            (part,) = re.findall(r"mine\.use\((\w+), check_\w+\)", lesson.codes[place])
-            given = lesson.namespace[part]
-            parts[part] = spied(given)
-            lesson.namespace[part] = parts[part]
-            assert f"Your {part} runs in the model now." in lesson.run(place)
-            continue
-        for spy in parts.values():
-            spy.calls = 0
-        said = lesson.run(place)
-        mine = lesson.namespace["mine"]
-        if "MyStaticCache" in parts:
-            parts.pop("MyCache", None)  # the later cache takes its place
-        assert mine.parts.own == parts and "✘" not in said
-        assert "tokens are those of the package's engine" in said
-        asked = {part for part in parts if part != "keep_top_p" or "keep_top_p (" in said}
-        assert {part for part in asked if not parts[part].calls} == set(), "nobody called these"
-    wanted = {*IN_01} if name == NAMES[0] else {*PARTS} - {*IN_01, "MyCache"}
-    assert set(parts) == wanted
-    prompt = "Once upon a time Anna had a red kite."
-    theirs = AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float32).eval()
-    ids = torch.tensor([mine.tokenizer.encode(prompt).ids])
-    greedy = theirs.generate(ids, max_new_tokens=24, do_sample=False, pad_token_id=0)
-    assert [*mine.generate(prompt).output_token_ids] == greedy[0, ids.shape[1] :].tolist()
-    for place in uses:  # now wrong ones
-        (part,) = re.findall(r"mine\.use\((\w+), check_\w+\)", lesson.codes[place])
-        wrong = type(part, (), {"update": lambda *_: 0}) if part in CACHES else lambda *_: 0
-        wrong.__name__ = part
-        mine = lesson.namespace["mine"]
-        lesson.namespace[part] = wrong
-        said = lesson.run(place)
-        assert said.startswith("✘ ") and f"The package's {part} runs in the model now." in said
-    for spy in parts.values():
-        spy.calls = 0
-    said = lesson.run(tells[-1])
-    assert "yours: none yet" in said and "tokens are those of the package's engine" in said
-    assert not any(spy.calls for spy in parts.values())
-
-
-# lessons that serve: their parts, those whose work another one takes over, how to spoil a class
-SERVED: dict[str, tuple[set[str], dict[str, str], dict[str, Any]]] = {
-    NAMES[2]: (
-        {*PARTS_03},
-        {"plan_step": "num_tokens_to_run", "Fair": "ShortestFirst"},
-        {"next_waiting": lambda self: 0},
-    ),
-    NAMES[3]: ({*PARTS_04}, {}, {"forget": lambda self, block: False}),
-    NAMES[4]: ({*PARTS_05}, {}, {"forget": lambda self, block: False}),
-}
-
-
-@pytest.mark.parametrize("name", SERVED)
-def test_the_learners_parts_serve_and_wrong_ones_do_not(name: str) -> None:
-    """Each part that a notebook hands to a server, until another one takes its work over."""
-    (wanted, taken_over, spoiled), lesson = SERVED[name], Played(name)
-    uses = {i: found[0] for i, c in enumerate(lesson.codes) if (found := USES.findall(c))}
-    serves = {i: found[1] for i, c in enumerate(lesson.codes) if (found := TELLS.search(c))}
-    parts: dict[tuple[str, str], Any] = {}  # (server, part)
-    for place in sorted({*uses, *serves}):
-        lesson.prepare(place)
-        if place in uses:
-            part = uses[place][1]
-            lesson.namespace[part] = parts[uses[place]] = spied(lesson.namespace[part])
-            assert f"Your {part} runs in the engine now." in lesson.run(place)
-            continue
-        for spy in parts.values():
-            spy.calls = 0
-        said = lesson.run(place)
-        assert "✘" not in said
-        assert re.search(r"(\d+) of \1 requests have the tokens that they have alone", said)
-        idle = {taken_over.get(part) for _, part in parts}
-        idle |= set() if "memory_bytes" in lesson.codes[place] else {"num_blocks"}
-        mine = {part: spy for (server, part), spy in parts.items() if server == serves[place]}
-        assert {part for part in mine if not mine[part].calls} <= idle, "nobody called these"
-    assert {part for _, part in parts} == wanted
-    for place, (_, part) in uses.items():  # now wrong ones
-        given = lesson.namespace[part]
-        wrong = type(part, given.__bases__, spoiled) if isinstance(given, type) else lambda *_: 0
-        wrong.__name__ = part
-        lesson.namespace[part] = wrong
-        said = lesson.run(place)
-        assert said.startswith("✘ ") and f"The package's {part} runs in the engine now." in said
-    for spy in parts.values():
-        spy.calls = 0
-    assert "yours: none yet" in lesson.run(max(serves))
-    assert not any(spy.calls for spy in parts.values())
+def test_each_story_calls_all_that_the_learner_handed_in() -> None:
+    """As the solved copies say, which nbval runs; test_own*.py have what becomes of wrong parts."""
+    called = set[str]()
+    for name in NAMES:
+        used = set[tuple[str, str]]()
+        for cell in code_cells(built(name, True)):
+            used.update(USES.findall(cell.source))
+            if not (tells := TELLS.search(cell.source)) or "predictions." in cell.source:
+                continue
+            said = shown(cell)[0].text
+            all_are_right = re.search(r"\n(✔ )?(\d+) of \2 (tokens are|requests have)", said)
+            assert "✘" not in said and (all_are_right or "window=" in cell.source), cell.source
+            yours, _, theirs = said.partition("\nyours: ")[2].partition("; the package's: ")
+            mine = {part for owner, part in used if owner == tells[1]}
+            assert not mine & {*theirs.partition("\n")[0].split(", ")}, "nobody called these"
+            called |= {part for part in mine if f"{part} (" in yours}
+    replaced = {"ShortestFirst"}  # by Fair, before it serves
+    assert called == {*PARTS, *PARTS_03, *PARTS_04, *PARTS_05} - replaced
 
 
 @every_lesson
@@ -597,9 +376,8 @@ def test_running_an_answer_again_says_the_same(name: str) -> None:
             asked.buttons.value = asked.options[0]
             answers[i] = question, lesson.run(i)
             assert answers[i][1].startswith("Answer: "), question
-            lesson.run(asks[question])
-            assert lesson.run(i) == answers[i][1], "asking again keeps the choice"
     for i, (question, answer) in answers.items():
+        lesson.run(asks[question])  # which keeps the choice
         assert lesson.run(i) == answer, f"{question}: after a Run All, its cell is run again"
 
 
@@ -711,7 +489,11 @@ def test_each_picture_is_a_tagged_cell_and_a_file(name: str) -> None:
         assert len(figures) == len(images) <= 1, cell.id
         names += [f"{CODES[name]}_{figure}" for figure in figures]
     wanted = {f"{one}.{kind}" for one in names for kind in ("svg", "png")}
-    assert len(wanted) == 2 * len(names) >= 2
+    for one in DARK & set(names):
+        wanted.add(f"{one}-dark.svg")
+        by_night = (FIGURES / f"{one}-dark.svg").read_text(encoding="utf-8")
+        assert by_night == at_night((FIGURES / f"{one}.svg").read_text(encoding="utf-8")), one
+    assert len(wanted) >= 2 * len(names) >= 2
     there = {file.name for file in FIGURES.iterdir() if file.name.startswith(f"{CODES[name]}_")}
     assert there == wanted, "run `make figures`"
     assert all((FIGURES / one).stat().st_size > 1000 for one in wanted)

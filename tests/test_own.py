@@ -318,9 +318,8 @@ def test_unusual_right_part_runs_in_the_model_too(
 # -- what is wrong is told and replaced ----------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", CHECKS)
-def test_wrong_or_untouched_part_is_told_and_the_packages_runs(
-    cached: OwnEngine, capsys: pytest.CaptureFixture[str], name: str
+def test_wrong_or_untouched_parts_are_told_and_the_packages_run(
+    cached: OwnEngine, capsys: pytest.CaptureFixture[str]
 ) -> None:
     class Untouched:
         def update(self, layer: int, k: Tensor, v: Tensor, batch: Batch) -> Any: ...
@@ -329,14 +328,15 @@ def test_wrong_or_untouched_part_is_told_and_the_packages_runs(
         def update(self, layer: int, k: Tensor, v: Tensor, batch: Batch) -> Any:
             return [(k, v)]
 
-    untouched: Any = Untouched if name in CACHES else lambda *_: None
-    wrong: Any = Wrong if name in CACHES else lambda *args: args[0]
-    for part, mark in ((untouched, "☐ not done yet: "), (wrong, "✘ ")):
-        cached.use(RIGHT[name], CHECKS[name])  # was right, is changed for the worse
-        plugged = cached.use(named(name, part), CHECKS[name])
-        assert repr(plugged).startswith(mark)
-        assert repr(plugged).endswith(f"\nThe package's {name} runs in the model now.")
-        assert name not in cached.parts.own
+    for name, check in CHECKS.items():
+        untouched: Any = Untouched if name in CACHES else lambda *_: None
+        wrong: Any = Wrong if name in CACHES else lambda *args: args[0]
+        for part, mark in ((untouched, "☐ not done yet: "), (wrong, "✘ ")):
+            cached.use(RIGHT[name], passes)  # was right, is changed for the worse
+            plugged = cached.use(named(name, part), check)
+            assert repr(plugged).startswith(mark)
+            assert repr(plugged).endswith(f"\nThe package's {name} runs in the model now.")
+            assert name not in cached.parts.own
     said = told(cached, capsys, PROMPT, SamplingParams(max_tokens=4))
     assert said.endswith("\n4 of 4 tokens are those of the package's engine.\n")
     assert "yours: none yet; the package's: " in said and "✘" not in said
@@ -363,7 +363,7 @@ def test_part_that_raises_in_the_model_is_told_and_taken_out(
 ) -> None:
     for other, part in RIGHT.items():
         if (other, name) not in (("layer", "rope"), ("layer", "project")):
-            cached.use(part, CHECKS[other])
+            cached.use(part, passes)
     broken = RaisingCache if name in CACHES else raises_at(1, RIGHT[name])
     cached.use(named(name, broken), passes)
     params = SamplingParams(temperature=1.0, top_p=0.9, seed=1, max_tokens=4)
@@ -408,9 +408,8 @@ def test_part_that_a_check_let_through_is_found_by_its_tokens(
         def update(self, layer: int, k: Tensor, v: Tensor, batch: Batch) -> Any:
             return [(k, v)]
 
-    cached.use(own.attention, CHECKS["attention"])
-    cached.use(own.run_new, CHECKS["run_new"])
-    cached.use(named(name, part or OnlyNew), passes)
+    for one in (own.attention, own.run_new, named(name, part or OnlyNew)):
+        cached.use(one, passes)
     params = SamplingParams(temperature=1.3, top_p=0.95, seed=1, max_tokens=6)
     said = told(cached, capsys, "One day", params)
     assert said.startswith("✘ ") and said.count("✘") == 1
@@ -431,7 +430,7 @@ def test_an_error_of_the_package_is_not_blamed_on_the_learner(mine: OwnEngine) -
 def test_a_wrong_part_can_be_heard_and_does_not_stay(
     mine: OwnEngine, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
-    mine.use(own.layer, CHECKS["layer"])
+    mine.use(own.layer, passes)
     wrong = {"attention": lambda q, k, v, mask: v[: len(q)], "layer": lambda x, *_: x}
     wrong |= {"project": lambda *args: [own.project(*args)[i] for i in (0, 2, 1)]}
     wrong |= {"kv_head": lambda h, *_: h % 2, "rope": lambda x, angles: x}

@@ -58,6 +58,7 @@ CHECKS: dict[str, Any] = {
     **EARLIER["03"],
     "num_blocks": learn.check_num_blocks,
     "slots": learn.check_slots,
+    "allocate": learn.check_allocate,
     "slots_for": learn.check_slots_for,
     "free": learn.check_free,
     "take": learn.check_take,
@@ -88,12 +89,10 @@ class Serving:
         return run, self.capsys.readouterr().out
 
     def spied(self, server: OwnServer, *names: str) -> dict[str, Spy]:
-        """Right parts, handed in with their checks; what the check asked is forgotten."""
-        spies = {}
-        for name in names:
-            spies[name] = spy = Spy(RIGHT[name])
-            assert server.use(spy, CHECKS[name]).verdict.ok is True
-            spy.calls.clear(), spy.answers.clear()
+        """Right parts, handed in."""
+        spies = {name: Spy(RIGHT[name]) for name in names}
+        for spy in spies.values():
+            server.use(spy, passes)
         return spies
 
     @property
@@ -228,7 +227,7 @@ def test_learners_blocks_and_attention_serve_from_a_pool_that_preempts(serving: 
     spies = serving.spied(server, *server.names[1:])
     run, said = serving.serve(server)
     serving.check_tokens(run)
-    assert len(spies) == 6 and None in spies["slots_for"].answers, "somebody gave way itself"
+    assert len(spies) == 7 and None in spies["slots_for"].answers, "somebody gave way itself"
     assert count(run.trace, Preempted) > 0 and run.bytes_gathered == 0
     assert "attention copied 0 bytes of K and V\n" in said
     for name, spy in spies.items():
@@ -301,7 +300,7 @@ def test_learners_server_is_a_row_of_the_ledger(serving: Serving, memory: str) -
     server = serving.of(memory)
     names = [name for name in RIGHT if MEMORY[name] in ("rows", memory)]
     for name in names:
-        server.use(RIGHT[name], CHECKS[name])
+        server.use(RIGHT[name], passes)
     paths = {
         "no cache": our_paths(serving.model)["no cache"],
         "yours": server.path(max_num_batched_tokens=8),
@@ -328,6 +327,7 @@ UNUSUAL: list[tuple[str, Any]] = [
     ("num_tokens_to_run", lambda *case: torch.tensor(PARTS_03["num_tokens_to_run"](*case))),
     ("ttft_and_tpot", lambda *case: torch.tensor(PARTS_03["ttft_and_tpot"](*case))),
     ("slots", lambda *case: torch.tensor(PARTS_04["slots"](*case), dtype=torch.int64)),
+    ("allocate", lambda *case: np.int64(PARTS_04["allocate"](*case))),
     ("free", lambda *case: free_by_emptying(*case)),
     ("take", lambda *case: torch.tensor(take_by_popping(*case))),
     ("find", lambda *case: torch.tensor(PARTS_05["find"](*case), dtype=torch.int64)),
@@ -348,19 +348,22 @@ def test_unusual_right_part_serves_too(serving: Serving, name: str, part: Any) -
 # -- what is wrong is told and replaced ----------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", CHECKS)
-def test_wrong_or_untouched_part_is_told_and_the_packages_runs(serving: Serving, name: str) -> None:
-    server = serving.of(MEMORY[name])
-    policies = {"ShortestFirst", "Fair"}
+@pytest.mark.parametrize("memory", SMALL)
+def test_wrong_or_untouched_parts_are_told_and_the_packages_run(
+    serving: Serving, memory: str
+) -> None:
+    server, policies = serving.of(memory), {"ShortestFirst", "Fair"}
 
     def untouched(*_: Any) -> Any: ...
 
-    for method, mark in ((untouched, "☐ not done yet: "), (lambda *args: 1 / 0, "✘ ")):
-        part: Any = type(name, (Scheduler,), {"next_waiting": method}) if name in policies else None
-        server.use(RIGHT[name], CHECKS[name])  # was right, is changed for the worse
-        plugged = server.use(part or named(name, method), CHECKS[name])
-        assert repr(plugged).startswith(mark)
-        assert repr(plugged).endswith(f"\nThe package's {name} runs in the engine now.")
+    for name in (one for one in CHECKS if MEMORY[one] == memory):
+        for method, mark in ((untouched, "☐ not done yet: "), (lambda *args: 1 / 0, "✘ ")):
+            own = {"next_waiting": method}
+            part: Any = type(name, (Scheduler,), own) if name in policies else named(name, method)
+            server.use(RIGHT[name], passes)  # was right, is changed for the worse
+            plugged = server.use(part, CHECKS[name])
+            assert repr(plugged).startswith(mark)
+            assert repr(plugged).endswith(f"\nThe package's {name} runs in the engine now.")
     run, said = serving.serve(server)
     serving.check_tokens(run)
     assert "yours: none yet; the package's: " in said and "✘" not in said
@@ -376,7 +379,7 @@ def test_part_that_raises_is_told_and_taken_out(serving: Serving, name: str) -> 
     server, policies = serving.of(MEMORY[name]), ("ShortestFirst", "Fair")
     alike = {*policies, name, "plan_step"} if name == "num_tokens_to_run" else {*policies, name}
     for other in (one for one in RIGHT if MEMORY[one] == MEMORY[name] and one not in alike):
-        server.use(RIGHT[other], CHECKS[other])
+        server.use(RIGHT[other], passes)
     broken: Any = type(name, (RaisingPolicy,), {}) if name in policies else None
     server.use(broken or raises_at(0, RIGHT[name]), passes)
     before = set(server.parts.own)
@@ -417,6 +420,12 @@ WRONG: list[tuple[str, Any, str]] = [
     ("num_blocks", lambda *case: 4, "gave 4: 60,000 bytes have room for 7"),
     ("slots", lambda table, size, n: [0], "gave [0] for the table [0, 1] in blocks of 4"),
     ("slots", lambda table, size, n: list(range(n)), "have other tokens than alone"),
+    (
+        "allocate",
+        lambda table, free, size, pos: pos,
+        "gave 0 for position 0, and left the table []",
+    ),
+    ("allocate", lambda t, f, s, p: t.append(f.pop(0)) or t[p // s] * s + p % s, "table [0, 1]: "),
     (
         "free",
         lambda table, ref_cnt, queue, hashes: queue.extend(table),

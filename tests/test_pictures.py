@@ -306,6 +306,14 @@ VIEWS: dict[str, Callable[[], View]] = {
         "ms",
         at_most={"worst": 6, "mean": 3},
     ),
+    "sweep steps": lambda: viz.sweep(
+        [0, 68, 136, 204],
+        {"TTFT": {"worst": [5, 5, 6, 9], "mean": [4, 3, 2, 2]}},
+        "patience in ms",
+        "ms",
+        at_most={"worst": 6, "mean": 3},
+        steps=True,
+    ),
     "throughput": lambda: viz.throughput_latency(
         {
             "one rule": [(8, 99.5, 34.0), ("16 $x$", 194.0, 42.0), (32, 317.0, 260.0)],
@@ -342,6 +350,15 @@ VIEWS: dict[str, Callable[[], View]] = {
     "gpu replayed": lambda: viz.gpu_timeline(ONE_BY_ONE, REPLAYED, floor=0.4e-3),
     "gpu steps": lambda: viz.gpu_timeline(
         GpuStep("of a prime $number$", 5e-3, 101, 4e-3), GpuStep("<replayed>", 4.1e-3)
+    ),
+    "gpu end to end": lambda: viz.end_to_end_picture([[2, 0], [3], [5, 1]], [5, 3, 6], 4),
+    "gpu end to end, one": lambda: viz.end_to_end_picture([[3, 0, 1]], [19], 8),
+    "gpu memory": lambda: viz.gpu_memory_picture(
+        {
+            "at the $first$ call": ([3, 5, 0, 1], {"lens": (0, 2), "positions": (2, 2)}),
+            "then": ([3, 5, 0, 0], {"lens": (0, 2), "<other>": (2, 2)}),
+        },
+        {"lens": (0, 2), "positions": (2, 2)},
     ),
     "gpu serving": lambda: viz.serving_picture({"each": 6000, "one $call$": 700}, SERVING),
     "ranks": lambda: viz.ranks_picture(parallel_report()),
@@ -496,9 +513,7 @@ def test_it_can_be_read(name: str) -> None:
     assert len(heights) <= 1 or name.startswith(("blocks", "pages")), "nothing jumps"
 
 
-FLOWS = re.compile(
-    r".*: rope"
-)  # the views made of pieces, whose parts for a phone fall out of them
+FLOWS = re.compile(r".*: (rope|cache)|softmax steps")  # made of pieces
 TAGS = {"svg", "style", "defs", "pattern", "rect", "g", "use", "text", "line", "path", "circle"}
 TAGS |= {"polygon", "polyline"}
 

@@ -29,6 +29,7 @@ from tutorial_engine.viz import cache_plots
 from tutorial_engine.viz.induction_view import recorded_two_steps, two_steps_picture
 from tutorial_engine.viz.layout_plots import LAYERS, layouts_picture
 from tutorial_engine.viz.model_plots import (
+    far_value,
     gqa_picture,
     qkv_picture,
     recorded_projection,
@@ -91,7 +92,8 @@ def test_numbers_of_the_picture_of_q_k_and_v_are_those_of_the_run(
     number = f"{float(run.results[0][36]):.2f}".replace("-", "−")
     assert text(picture, "sum.value") == number
     assert f"give {number}, number 4 of head 1 of q" in picture.caption
-    found, far = items(picture), float(torch.cat(run.results).abs().max())
+    found, far = items(picture), far_value(run.results)
+    assert 0.08 < float((torch.cat(run.results).abs() > far).float().mean()) < 0.12
     for name, values in zip("qkv", run.results, strict=True):
         fills = [found[f"{name}{i}"].attrib["fill"] for i in range(len(values))]
         assert fills == [shade(part_of(value, (-far, far))) for value in values.tolist()]

@@ -4,9 +4,10 @@ That every answer is as without is in test_as_if_alone.py and test_ledger.py; th
 it in test_devices.py; test_gpu.py runs where a GPU is.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
-from unittest.mock import patch
+from unittest.mock import MagicMock, patch
 
 import pytest
 import torch
@@ -17,7 +18,13 @@ from tutorial_engine.cache.paged import PagedKVCache
 from tutorial_engine.engine.args import EngineArgs
 from tutorial_engine.engine.config import EngineConfig
 from tutorial_engine.engine.engine import LLMEngine
-from tutorial_engine.engine.replay import MOST_SLOTS, RecordedStep, ReplayRunner, Size
+from tutorial_engine.engine.replay import (
+    MOST_SLOTS,
+    CudaGraphs,
+    RecordedStep,
+    ReplayRunner,
+    Size,
+)
 from tutorial_engine.engine.runner import ModelRunner
 from tutorial_engine.lab.ledger import REFERENCE, batched_paths, ledger, our_paths
 from tutorial_engine.model.attention import NaiveAttention, SdpaAttention
@@ -144,6 +151,30 @@ def test_what_is_played_is_what_was_recorded() -> None:
         kept = tokens(one, 6, 6, 6, 6)
     assert kept == tokens(engine("padded"), 6, 6, 6, 6) and len(runs) == 1
     assert [[*step] for step in zip(*kept, strict=True)] == [x.argmax(-1).tolist() for x in seen]
+
+
+def test_each_device_records_on_a_stream_of_its_own() -> None:
+    """PyTorch's default stream for it belongs to one device: another one would record nothing."""
+    with patch.object(torch, "cuda", MagicMock()) as cuda:
+        cuda.Stream.side_effect = lambda device: MagicMock(device=device)
+        current: list[Any] = ["default"]
+        cuda.stream.side_effect = lambda stream: entered(current, stream)
+        cuda.graph.side_effect = lambda graph, pool, stream: entered(current, ("graph", stream))
+        for index in (0, 1):
+            ran: list[Any] = []
+            record = CudaGraphs(torch.device("cuda", index))
+            play = record(lambda ran=ran: ran.append(current[-1]) or torch.zeros(1))  # type: ignore[misc]
+            warm, (graph, recorded) = ran
+            assert graph == "graph" and warm is recorded and warm.device.index == index
+            play()
+            assert len(ran) == 2, "what is played is the recording, not the function"
+
+
+@contextmanager
+def entered(current: list[Any], stream: Any) -> Iterator[None]:
+    current.append(stream)
+    yield
+    current.pop()
 
 
 def test_rows_that_are_too_many_repeat_the_shortest_context() -> None:

@@ -17,8 +17,6 @@ from tools.publish import cheat_sheet, lesson_pages, site
 from tools.publish.build import LESSONS
 from tools.publish.players import SHOWS
 from tools.publish.references import linked
-from tutorial_engine.model.checkpoint import load_model, load_tokenizer
-from tutorial_engine.viz.scheduler_explorer import CLASSES
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -74,24 +72,6 @@ def test_what_a_text_names_can_be_opened() -> None:
     reading = (ROOT / "docs" / "reading-on.md").read_text(encoding="utf-8")
     files = re.findall(r"`([\w./-]+/[\w.-]+\.(?:py|h|cpp))`", reading)
     assert len(files) > 15 and all(f'/{one}">' in linked(reading) for one in files)
-
-
-def test_what_a_player_promises_is_seen_in_it() -> None:
-    model, tokenizer = load_model(), load_tokenizer()
-    told = {show.name: show.make(model, tokenizer).captions() for show in SHOWS}
-    promised = {
-        "attention": ["may look at"],
-        "rope": ["the distance 5"],
-        "cache": ["prefill"],
-        "softmax": ["multiplied by", "✔"],
-        "scheduler": ["nobody joins before A is done", "A stalls"],
-        "sharing": ["stored once for A and B"],
-        "preemption": ["C waits since step", "B waits since step"],
-        "cells": ["belong to both"],
-    }
-    for name, words in promised.items():
-        assert all(one in told[name] for one in words), name
-    assert all(f", {policy}:" in told["scheduler"] for policy in CLASSES)
 
 
 def test_a_module_of_the_package_names_the_lessons_that_use_it() -> None:

@@ -189,6 +189,18 @@ def test_the_score_of_the_shipped_copies_is_nothing_and_everything(lesson: Lesso
 # -- slides ---------------------------------------------------------------------------------------
 
 
+# each slide, turned by the key: how many are seen, and notes, its size, its headings
+TURN = """() => [...document.querySelectorAll("section")].map(() => {
+    const there = (one) => one.getClientRects().length;
+    const seen = (what) => [...document.querySelectorAll(what)].filter(there);
+    const [one, ...others] = seen("section"), size = [one.scrollWidth, one.scrollHeight];
+    const heads = [...one.querySelectorAll("h2")].map((head) => head.innerText);
+    const found = [others.length + 1, seen(".notes").length, size, heads];
+    document.dispatchEvent(new KeyboardEvent("keydown", { key: "ArrowRight", bubbles: true }));
+    return found;
+})"""
+
+
 @pytest.mark.browser
 def test_decks_turn_by_keyboard_fit_the_screen_and_ask_nobody(tmp_path: Path) -> None:
     with chromium() as browser:
@@ -203,19 +215,20 @@ def test_decks_turn_by_keyboard_fit_the_screen_and_ask_nobody(tmp_path: Path) ->
             page.goto(f"{file.as_uri()}#3")
             assert page.locator("nav").inner_text().startswith("3 / ")
             page.keyboard.press("Home")
-            shown = page.locator("section:visible")
-            count, titles = page.locator("section").count(), []
-            for number in range(1, count + 1):
-                size = shown.evaluate("one => [one.scrollWidth, one.scrollHeight]")
+            turned = page.evaluate(TURN)
+            assert turned, "slides"
+            for number, (shown, notes, size, _) in enumerate(turned, 1):
                 assert size <= [1280, 720], f"slide {number} of {lesson.code}: {size}"
-                assert shown.count() == 1 and not page.locator(".notes:visible").count()
-                titles += shown.locator("h2").all_inner_texts()
-                page.keyboard.press("ArrowRight")
+                assert (shown, notes) == (1, 0), f"slide {number} of {lesson.code}"
+            titles = {title for *_, heads in turned for title in heads}
+            count = len(turned)
             assert f"{count} / {count}" in page.locator("nav").inner_text()
+            page.keyboard.press("ArrowLeft")
+            assert f"{count - 1} / {count}" in page.locator("nav").inner_text()
             page.keyboard.press("End")
             source = sources()[lesson.notebook].read_text(encoding="utf-8")
             heads = re.findall(r"^# ##+ (.*)$", source, re.M)
-            assert set(heads) <= set(titles)
+            assert set(heads) <= titles
             alts = page.locator("img").evaluate_all("all => all.map(one => one.alt)")
             assert all(re.search(r"\d", alt) for alt in alts)
             assert not leaks({"page": file.read_text()}, solutions(sources()[lesson.notebook]))

@@ -31,9 +31,9 @@ print([len(ids) for ids in prompts], "tokens")
 # %% [markdown]
 # # First sitting: the cache and what it costs
 #
-# A cache is the model's memory of a text. The picture shows the memories of two texts that differ in one token.
-# In one layer, the key and the value of this token were copied from the lower memory to the upper one. Then
-# the story uses the other name. You will do this yourself in section 4.
+# A cache is the model's memory of a text: a key (K) and a value (V) for each token, in each layer. Here are the
+# memories of two texts that differ in one token. In the last layer its K and V were copied to the upper memory, and the
+# story uses the other name. You will do this yourself in section 4.
 
 # %% tags=["figure-transplant"]
 from tutorial_engine.viz import transplant_picture
@@ -198,8 +198,8 @@ print("outputs:", list(all_queries.shape), "and", list(last_query.shape))
 print("the last token's is the same:", torch.allclose(last_query, all_queries[-1:], atol=1e-5))
 
 # %% [markdown]
-# **What becomes of the mask?** A prefill needs the whole triangle of notebook 01. A decode has one query,
-# and a *chunk* is a part of a prompt. It has several queries, and earlier keys are cached already.
+# **What becomes of the mask?** A prefill needs the whole triangle of notebook 01. A decode has one query. A *chunk*, a
+# part of a prompt, has several queries, and earlier keys are cached already.
 
 # %%
 predictions.ask(
@@ -266,9 +266,8 @@ mine = OwnEngine(model, tokenizer, cached=True)
 mine.use(MyCache, check_cache)
 
 # %% [markdown]
-# `mine` is the tiny model, made of parts that can be exchanged. A right part of yours runs in the model from now
-# on; for a wrong one the package's runs. `tell` continues the prompt, and compares every token with those of the
-# package's own engine. It also names parts that come later.
+# `mine` is the tiny model, made of parts that can be exchanged, as in notebook 01. `tell` also names parts that come
+# later.
 
 # %%
 mine.tell(PROMPTS[0])
@@ -394,7 +393,7 @@ if predictions.reveal("layer", in_0):
 
 # %% [markdown]
 # K and V of layer 3 were computed from the output of layers 0 to 2, when the text ran. They hold the name
-# already. The new tokens look it up in layer 3 only, so an edit below comes too late.
+# already. The new tokens look it up in layer 3 only, so an edit of an earlier layer comes too late.
 #
 # **Amnesia.** We take the three slots of the name out of the memory, just before the name has to come again.
 # `logits_after` runs one token at a given position.
@@ -479,8 +478,8 @@ for hero in (" Ben", " Anna"):
 # ### What this cache costs
 #
 # `torch.cat` makes a new tensor, so every step copies all old keys and values. `bytes_copied` gives your cache a
-# text, token by token, and counts these bytes. Attention also *reads* all K and V in every step, whatever the cache. (1 KiB is 1,024
-# bytes, 1 MiB 1,024 KiB, 1 GiB 1,024 MiB.)
+# text, token by token, and counts these bytes. Attention also *reads* all K and V in every step, whatever the
+# cache. (1 KiB is 1,024 bytes, 1 MiB 1,024 KiB, 1 GiB 1,024 MiB.)
 
 # %%
 lengths = (50, 100, 200)
@@ -491,11 +490,10 @@ for n, copied in zip(lengths, by_cat, strict=True):
     print(f"a text of {n:3} tokens: {copied // 2**10:6,} KiB copied, {read // 2**10:6,} KiB read")
 
 # %% [markdown]
-# Both grow with the *square* of the length. The copy comes on top: it reads and writes all
-# old K and V once more. For a moment it holds the old and the new tensor. And the tensor has another size
-# and address in every step, which *CUDA graphs* (recorded GPU steps) do not allow. The default cache of
-# `transformers`, `DynamicCache`, does exactly this. A *static* cache writes into memory that was allocated once.
-# You build it in section 6.
+# Both grow with the *square* of the length. The copy comes on top, and for a moment it holds the old and the new
+# tensor. And the tensor has another size and address in every step, which *CUDA graphs* (recorded GPU steps) do not
+# allow. `DynamicCache`, the default of `transformers`, does exactly this. A *static* cache, which you build in
+# section 6, writes into memory that was allocated once.
 
 # %% tags=["figure-strips"]
 from tutorial_engine.viz import strips_picture
@@ -548,9 +546,8 @@ mine.use(run_new, check_run_new)
 mine.tell(PROMPTS[0])
 
 # %% [markdown]
-# The package does the same for many sequences at once. Each request has a counter, `num_computed_tokens`: how many
-# of its tokens have K and V in the cache. All layers write to the same positions, so the counter moves on only
-# after the last layer.
+# In the package (and in vLLM) each request counts its tokens with K and V in the cache: `num_computed_tokens`. All
+# layers write to the same positions, so the counter moves on only after the last layer.
 
 # %% [markdown]
 # ## 6 · One storage and a map
@@ -611,8 +608,7 @@ for n, copied in zip(lengths, by_cat, strict=True):
 # %% [markdown]
 # For several sequences the package separates two things. The **KV storage** has the slots: one K and one V tensor
 # per layer. The **map** says which slot holds position p of a sequence, in all layers. In the package's static cache
-# each sequence owns a *row* of `max_len` slots, so slot = row · max_len + p. Run the cell, step through it, and
-# compare the slots with the positions.
+# each sequence owns a *row* of `max_len` slots, so slot = row · max_len + p. Run the cell, and step through it.
 
 # %% tags=["figure-cache-explorer"]
 from tutorial_engine.viz import CacheExplorer
@@ -683,7 +679,7 @@ print("slots still NaN in layer 0, row 2:", int(keys[0, 2, 0, :, 0].isnan().sum(
 # %% [markdown]
 # These slots are reserved and not used. Notebook 04 gives slots out in small pages.
 #
-# This is a good place for a pause. After a restart of the notebook, run all cells above first.
+# *A good place for a pause.*
 #
 # ## 7 · One position late
 #
@@ -761,9 +757,9 @@ positions_picture(range(first, end + 16), wrong, *labels) if chosen else None
 # not change at all. So a test compares *logits*.
 
 # %% [markdown]
-# `planted` put this bug into the package for a moment. `zoo` does so with four bugs, one after the other. It
-# prints the changed lines, and how far the logits are off. The last bug gives a chunk the *upper* rows of the
-# mask's triangle, as PyTorch's `is_causal=True` does.
+# `planted` put this bug into the package for a moment. `zoo` does so with four bugs, one after the other, and prints
+# the changed lines. The last bug gives a chunk the *upper* rows of the mask's triangle, as PyTorch's
+# `is_causal=True` does.
 
 
 # %%
@@ -836,7 +832,7 @@ for i, (out, params) in enumerate(zip(together, three, strict=True)):
 # the context, the memory and the bandwidth, or paste your own file. Section 11 explains what it says of speed.
 #
 # bf16 ("bfloat16" in the file) stores a number in 2 bytes, fp32 in 4. A TFLOP/s is 10¹² FLOPs a second. vLLM,
-# an LLM server, takes a share of the GPU's memory (here 0.9; its default depends on the version).
+# an LLM server, takes a share of the GPU's memory (here 0.9).
 
 # %% tags=["figure-calculator"]
 import json
@@ -853,15 +849,14 @@ qwen3_06b = ModelConfig.from_dict(json.loads(QWEN3_06B))
 MemoryCalculator(QWEN3_06B)
 
 # %% [markdown]
-# The two lines "as vLLM logs it" are what vLLM prints when it starts: how many tokens fit beside the weights, and
-# how many requests of this length that would be. Both are upper bounds: vLLM's share must also hold the
-# *activations*, the intermediate results of a forward.
+# The lines "as vLLM logs it" are what vLLM prints when it starts: how many tokens fit beside the weights, and how many
+# requests of this length. Both are upper bounds: the *activations*, the intermediate results of a forward, need
+# memory, too.
 
 # %% [markdown]
-# To make the cache smaller, model designers took fewer K/V heads. In *multi-head attention* (MHA) every query
-# head has its own K/V head. In [grouped-query attention](https://arxiv.org/abs/2305.13245) (GQA) a group of query
-# heads shares one. Other ways are MLA (DeepSeek), which keeps one short vector for all heads, sliding windows, which
-# keep only the last tokens, and caches in fp8, with 1 byte a number.
+# To make the cache smaller, model designers took fewer K/V heads. In *multi-head attention* (MHA) every query head has
+# its own; with [GQA](https://arxiv.org/abs/2305.13245) (notebook 01) a group shares one. Other ways are MLA
+# (DeepSeek: one short vector for all heads), sliding windows (only the last tokens), and fp8 (1 byte a number).
 
 # %% tags=["figure-bytes"]
 from tutorial_engine.viz import bytes_picture
@@ -924,10 +919,9 @@ answer = sum(seconds[8][0] > part * seconds[8][1] for part in (0.2, 0.4))
 latency_picture(measured, virtual) if predictions.reveal("short", answer) else None
 
 # %% [markdown]
-# The left clock counts one unit for each token that runs. The right clock is this machine: other programs that run
-# bend its curves, and a library may choose another kernel at some length, which makes a jump. The model is so
-# small that for a few tokens most of the time goes into *starting* operations. The cache wins clearly as soon as
-# the arithmetic outweighs this overhead.
+# The left clock counts one unit for each token that runs. The right clock is this machine: other programs bend its
+# curves, and where a library chooses another program there is a jump. The model is so small that for a few tokens
+# most of the time goes into *starting* operations. The cache wins clearly once the arithmetic takes longer than that.
 
 # %%
 # without a speed-up that reorders the weights, so that all machines count the same
@@ -952,9 +946,8 @@ for n in (10, 100, 900):
         print(f"prompt of {n:3}, {name:10}: TTFT {ttft:6.1f} ms, TPOT {tpot:6.1f} ms")
 
 # %% [markdown]
-# The cache does not shorten TTFT: the prompt has to run once in both cases. With the cache it may even be longer,
-# because K and V are also written and read. The cache shortens TPOT: without it, every later token costs one more
-# forward over the whole text.
+# The cache does not shorten TTFT: the prompt has to run once in both cases. (It may even be longer, because K and V
+# are also written.) The cache shortens TPOT: without it, every later token costs a forward over the whole text.
 
 # %% [markdown]
 # ## 11 · What bounds a forward: the roofline
@@ -990,9 +983,9 @@ from tutorial_engine.learn import check_floor
 check_floor(least_seconds)
 
 # %% [markdown]
-# FLOPs divided by bytes is the *arithmetic intensity*. The tiny model cannot show a memory limit, because it fits
-# into the *processor caches*, small and fast memories inside the processor. So we take four of the 28 layers of
-# Qwen3-0.6B, with random weights.
+# FLOPs divided by bytes is the *arithmetic intensity*. The tiny model shows no memory limit: it fits into the
+# *processor caches*, small and fast memories inside the processor. So we take four of the 28 layers of Qwen3-0.6B,
+# with random weights.
 
 # %%
 from tutorial_engine.model import Qwen3ForCausalLM
@@ -1049,11 +1042,10 @@ roofline_picture(bandwidth, peak, points) if chosen else None
 
 # %% [markdown]
 # A long prefill is *compute-bound*: many tokens share each weight that is read, and it comes near the roof. Decode
-# of one sequence is *memory-bound*: reading the weights takes most of its time. That is why eight sequences, with
+# of one sequence is *memory-bound*: it reads all weights for one token. That is why eight sequences, with
 # eight times the FLOPs, take far less than eight times as long. So every server decodes many sequences at once.
-#
-# Decode still stays well below the roof. The roof is the best case: a product with few rows often reads memory more
-# slowly than the long read that measured the bandwidth.
+# (Decode stays below the roof: a product with few rows often reads memory more slowly than the long read that
+# measured the bandwidth.)
 #
 # A batch shares the weights and not the KV caches: each sequence reads its own K and V. For the whole
 # Qwen3-0.6B in bf16, and the GPU of the calculator:
@@ -1088,11 +1080,10 @@ print(predictions.score())
 # %% [markdown]
 # # Second sitting: from logits to text, and why two right engines differ
 #
-# After a restart of the notebook, run all cells above first (menu Run, "Run All Above Selected Cell"). The score
-# counts only what you have chosen since the restart.
+# After a restart of the notebook, run all cells above first (menu Run, "Run All Above Selected Cell").
 #
-# The forward ends with logits. To make text of them, an engine chooses a token (section 12) and decides when to
-# stop (13). The rest asks when two engines are equal.
+# The forward ends with logits. An engine then chooses a token (section 12) and decides when to stop (13). The rest
+# asks when two engines are equal.
 
 # %% [markdown]
 # ## 12 · Choosing a token
@@ -1107,8 +1098,8 @@ print(predictions.score())
 # Three *filters* then drop unlikely tokens, one after the other. `top_k` keeps the k likeliest. `top_p`
 # ([Holtzman et al., 2019](https://arxiv.org/abs/1904.09751)) keeps the smallest group of the likeliest tokens
 # whose probabilities add up to p or more. `min_p` ([Nguyen et al., 2024](https://arxiv.org/abs/2407.01082)) drops
-# every token that is less likely than min_p times the best one. The second filter gets only the tokens that the first
-# one kept, and so on. This is the order of `transformers`, and ours; vLLM applies min_p first. Run the cell:
+# every token that is less likely than min_p times the best one. Each filter gets only the tokens that the one before
+# it kept. This is the order of `transformers`, and ours; vLLM applies min_p first. Run the cell:
 
 # %% tags=["figure-sampling-explorer"]
 from tutorial_engine.viz import SamplingExplorer
@@ -1250,9 +1241,8 @@ until = SamplingParams(max_tokens=24, stop="coat.")
 mine.tell(PROMPTS[0], until)
 
 # %% [markdown]
-# The stop string itself is cut from the text. There is a second problem when text is *streamed*, that
-# is, shown while it is made: the beginning of a stop string must not be shown either. Watch what the
-# package shows after each token:
+# The stop string itself is cut from the text. When text is *streamed* (shown while it is made), even the beginning of
+# a stop string must not be shown. This is what the package shows after each token:
 
 # %%
 from tutorial_engine.engine import stream
@@ -1398,8 +1388,7 @@ print("always the token or its twin:", all(a % 128 == b % 128 for a, b in change
 # (If no request changes on your machine, its library adds in the same order for both numbers of tokens.) So
 # "temperature 0" promises the likeliest token of *these* logits, and not the same text in every batch. An engine
 # can promise more when the order of summation does not depend on the batch. In vLLM `VLLM_BATCH_INVARIANT=1` asks
-# for this. [Its documentation](https://docs.vllm.ai/en/stable/features/batch_invariance/) calls it beta, and says
-# which GPUs it needs.
+# for this ([beta, on some GPUs](https://docs.vllm.ai/en/stable/features/batch_invariance/)).
 
 # %% [markdown]
 # ## 15 · The equality ledger
@@ -1515,20 +1504,8 @@ if predictions.reveal("sizes", 0 if fits else 2):
     big.tell(PROMPTS[0], few)
 
 # %% [markdown]
-# With all layers and the trained weights this is a chat model. The package runs any *dense* Qwen3 model (one
-# without experts):
-#
-# ```python
-# from tutorial_engine import load_chat_template
-#
-# name = "Qwen/Qwen3-0.6B"
-# chat_model, chat_tokenizer = load_model(name, dtype=torch.bfloat16), load_tokenizer(name)
-# chat = load_chat_template(name)
-# question = [{"role": "user", "content": "What is a KV cache?"}]
-# prompt = chat.render(question, enable_thinking=False)
-# (out,) = generate(chat_model, prompt, SamplingParams(max_tokens=200), tokenizer=chat_tokenizer)
-# print(out.outputs[0].text)
-# ```
+# With all layers and the trained weights this is a chat model. The package runs any *dense* Qwen3 model (one without
+# experts); `docs/python.md` of this course shows how to chat with it.
 
 # %% tags=["nbval-ignore-output"]
 if torch.cuda.is_available():
@@ -1577,8 +1554,7 @@ if predictions.reveal("race", (slow_time > 2 * fast_time) + (slow_time > 4 * fas
         print(f"{name:12} {count:3} tokens: {words}, {without_it / with_it:.1f} times faster")
 
 # %% [markdown]
-# The short prompt gains less, although the cache saves most of its token runs, too: a forward over few tokens takes
-# most of its time to start operations (section 10).
+# The short prompt gains less: a forward over few tokens takes most of its time to start operations (section 10).
 
 # %% [markdown]
 # And this is the story. It is greedy, and Hugging Face's `generate` must agree with it token by token.

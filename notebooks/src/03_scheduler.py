@@ -490,7 +490,13 @@ print("the same tokens under every policy:", all(t == tokens["one rule"] for t i
 counted = read_places(runs["prefill first"])
 part = counted.wasted / counted.total
 nearest = min(range(3), key=lambda i: abs(part - (1 / 50, 1 / 7, 1 / 2)[i]))
-places(runs) if predictions.reveal("wasted", nearest) else None
+if chosen := predictions.reveal("wasted", nearest):
+    lone = read_places(runs["one by one"])
+    print(
+        f"one by one wastes {lone.wasted} of {lone.total} places ({lone.wasted / lone.total:.0%})"
+    )
+shared = {name: run for name, run in runs.items() if name != "one by one"}
+places(shared) if chosen else None
 
 # %% [markdown]
 # Whenever somebody joins under prefill first, all who decode run nothing for a step. The one rule wastes two places: in
@@ -560,6 +566,7 @@ def at_once(size, clock, model=model):
 
 
 virtual = {size: at_once(size, VirtualClock()) for size in SIZES}
+cheap = {size: at_once(size, VirtualClock(0.010, 0.00005)) for size in SIZES}
 
 # %% tags=["figure-throughput-latency"] jupyter={"source_hidden": true}
 from tutorial_engine.viz import throughput_latency
@@ -574,15 +581,16 @@ if answered := predictions.reveal("sixteen", sum(growth > limit for limit in (1.
     for a, b in ((1, 2), (8, 16)):
         tokens_more, tpot_more = (100 * (virtual[b][i] / virtual[a][i] - 1) for i in (0, 1))
         print(f"from {a} to {b}: {tokens_more:.0f} % more tokens, {tpot_more:.0f} % more TPOT")
-curve = {"one rule": [(size, *virtual[size][:2]) for size in SIZES]}
-throughput_latency(curve, "TPOT", "requests at once (max_num_seqs)") if answered else None
+prices = {"0.05 ms a token, as on a large GPU": cheap, "1 ms a token": virtual}
+curves = {name: [(n, *one[n][:2]) for n in SIZES] for name, one in prices.items()}
+throughput_latency(curves, "TPOT", "requests at once (max_num_seqs)") if answered else None
 
 # %% [markdown]
-# Each point is an engine with another `max_num_seqs`. Why 2 to 3 times? A step with one request lasts 10 + 1 ms, and
-# one with 16 lasts 10 + 16 ms. The measured ratio is a little more, because the rest of the prompts is read
-# between the first two tokens. The first doublings are cheap: two at once cost little and give nearly twice the
-# tokens. The last two lines compare that with the doubling from 8 to 16. A server is tuned by choosing a point on such
-# a curve.
+# Each point is an engine with another `max_num_seqs`. Why 2 to 3 times? At 1 ms a token, a step with one request lasts
+# 10 + 1 ms, and one with 16 lasts 10 + 16 ms. The measured ratio is a little more, because the rest of the prompts is
+# read between the first two tokens. The first doublings are cheap: two at once cost little and give nearly twice the
+# tokens. The last two printed lines compare that with the doubling from 8 to 16. A server is tuned by choosing a point on
+# such a curve. On the other line a token costs 0.05 ms, as on a large GPU: there the TPOT hardly grows.
 
 # %%
 predictions.ask(
@@ -842,7 +850,7 @@ if chosen := predictions.reveal("load", sum(p95 > limit for limit in (100, 400))
 curves = {
     name: [(rate, *point) for rate, point in by_rate.items()] for name, by_rate in load.items()
 }
-full = 11.75 / 0.0321  # tokens of a user / the seconds that the user costs
+full = 1000 * new / one_user  # tokens of a user / the seconds that the user costs
 throughput_latency(curves, "TTFT p95", "requests per second", full) if chosen else None
 
 # %% [markdown]
@@ -994,12 +1002,13 @@ three = ["first come, first served", "shortest first", "fair"]
 tell(*three)
 
 # %% [markdown]
-# With a patience of 0.1 s only the longest wait is as promised. Requests come faster (one every 40 ms) than they are served (70 ms each). So soon nearly everybody has waited for
-# 0.1 s, and they are served in the order of arrival.
+# With a patience of 0.1 s only the longest wait is as promised. Requests come faster (one every 40 ms) than they are
+# served (70 ms each). So soon nearly everybody has waited for 0.1 s, and they are served in the order of arrival.
 #
 # First come, first served lets no short one go before L, and shortest first lets all twelve. In between, each short
-# one before L changes both numbers by an equal step. How large are the two steps? (Divide the differences in the table by 12.) Start at 351 and 126. How many steps until the mean is at
-# most 300, and how many before the TTFT of L is over 600?
+# one before L changes both numbers by an equal step. How large are the two steps? (Divide the differences in the table
+# by 12.) Start at 351 and 126. How many steps until the mean is at most 300, and how many before the TTFT of L is over
+# 600?
 
 # %%
 predictions.ask(
@@ -1009,32 +1018,32 @@ predictions.ask(
 )
 
 # %% tags=["figure-patience"]
-PATIENCE = [i / 10 for i in range(9)]
 server.use(Fair, check_fair)  # in case that exercise 6 was run again
-for seconds in PATIENCE:
+first, last = three[:2]
+later = (ttfts[last]["L"] - ttfts[first]["L"]) / 12  # ms that L waits for each short one
+ends = [round(later * i) for i in range(13)]  # when L has waited for 0, 1, ... 12 of them
+tried = [f"fair, patience {max(0, end - 1)} ms" for end in ends]  # it ends just before
+for name, end in zip(tried, ends, strict=True):
     engine = server.engine(**one_place)
-    engine.scheduler.patience = seconds  # your policy, with another patience
-    measure(f"fair, patience {seconds} s", engine)
-tried = [f"fair, patience {seconds} s" for seconds in PATIENCE]
+    engine.scheduler.patience = max(0, end - 1) / 1000  # your policy, with another patience
+    measure(name, engine)
 found = sorted({before_l(name) for name in tried if all(kept(name))})
 if chosen := predictions.reveal("patience", " or ".join(map(str, found)) or 3):
-    first, last = three[:2]
-    later, less = (ttfts[last]["L"] - ttfts[first]["L"]) / 12, (mean_of(first) - mean_of(last)) / 12
-    print(f"one before L: L {later:.0f} ms later, the mean {less:.1f} ms smaller.", end=" ")
-    print(f"Four take {4 * later:.0f} ms, five take {5 * later:.0f} ms")
-    tell(*tried)
-both = {
-    "longest wait": [max(ttfts[name].values()) for name in tried],
-    "mean": [mean_of(name) for name in tried],
-}
-promised = {"longest wait": 600, "mean": 300}
-sweep(PATIENCE, {"TTFT": both}, "patience in seconds", "ms", at_most=promised) if chosen else None
+    print(f"one before L: L {later:.0f} ms later,", end=" ")
+    print(f"the mean {(mean_of(first) - mean_of(last)) / 12:.1f} ms smaller.", end=" ")
+    print(f"Four take {ends[4]} ms, five {ends[5]} ms, six {ends[6]} ms")
+    tell(*tried[3:9])
+worst, means = [max(ttfts[name].values()) for name in tried], [mean_of(name) for name in tried]
+both, promised = {"longest wait": worst, "mean": means}, {"longest wait": 600, "mean": 300}
+axis = "patience in ms"
+sweep(ends, {"TTFT": both}, axis, "ms", at_most=promised, steps=True) if chosen else None
 
 # %% [markdown]
-# Your policy turns the number into seconds. A short one takes 68 ms. L goes after five of them if its patience ends
-# between 272 and 340 ms, and after six if it ends a little later. A patience of 0 is first come, first served. A very
-# large one is shortest first. In between, the mean falls and L pays for it. Set `patience` in your class to a value
-# that keeps both promises, and run its cells again: the line "fair" should say "kept" twice.
+# Your policy turns the number into a time. A short one takes 68 ms. So L goes after five of them if its patience ends
+# between 272 and 340 ms, and after six if it ends between 340 and 408 ms. Within a step of the picture nothing changes: L is
+# asked only when a place is free. A patience of 0 is first come, first served. A very large one is shortest first. In
+# between, the mean falls and L pays for it. Set `patience` in your class to a value that keeps both promises, and run
+# its cells again: the line "fair" should say "kept" twice.
 
 # %% [markdown]
 # ## 12 · Which test finds which bug?

@@ -2,13 +2,13 @@
 # # 05 · Shared beginnings and full memory
 #
 # In notebook 04 each request had blocks of its own. Here requests *share* blocks, and the memory gets full. You write
-# the search in the prefix cache, the eviction and the preemption of the engine. You also find a bug in somebody else's
-# block manager.
+# the search in the prefix cache, the eviction and the preemption. At the end, recorded runs of vLLM judge your parts: in
+# how many steps do they decide the same?
 #
 # | sitting | about | time |
 # |---|---|---|
-# | sections 1 to 4 | sharing, eviction, a bug | 1¾ hours |
-# | sections 5 to 8 | misses, full memory, your whole engine | 1¼ hours |
+# | sections 1 to 3 | sharing, eviction, a strange answer | 1¼ hours |
+# | sections 4 to 7 | misses, full memory, your whole engine | 1 hour |
 #
 # You should have done notebook 04 up to section 4, or know what a block table is. You may skip
 # folded code.
@@ -61,6 +61,21 @@ server = OwnServer(model, tokenizer, memory="pages", num_blocks=12, block_size=4
 bring(server, "04_paged_cells.ipynb")
 
 # %% [markdown]
+# First, something strange. An engine serves three requests, one after the other, in a pool of 9 blocks of 4. Read what
+# it answers:
+
+# %% jupyter={"source_hidden": true}
+from tutorial_engine.learn import leak
+
+anna, tom = "One day Anna had an old lamp.", "One day Tom had a yellow coat."
+asked = {"user 1": anna, "user 2": tom, "user 1 again": anna}
+story = leak(model, tokenizer, asked)
+print(story)
+
+# %% [markdown]
+# The last answer speaks of the coat of user 2. How can it know? Section 3 asks you, and there your own code prevents it.
+
+# %% [markdown]
 # ## 1 · Sharing a beginning
 #
 # **Objective:** compute a beginning once for all requests that have it.
@@ -107,39 +122,12 @@ chosen = predictions.reveal("shared", found_by(sharing_two)["B"])
 block_view(sharing_two.trace.trace(), step=1, labels=labels) if chosen else None
 
 # %% [markdown]
-# In the picture, `ref` is the number of tables that hold a block. Below a block stand the first characters of
-# its hash, and after the arrow those of the block before it. Every chain begins at the `root`. Only full
+# In the picture, `ref` (in the code: `ref_cnt`) is the number of tables that hold a block. Below a block stand the first
+# characters of its hash, and after the arrow those of the block before it. Every chain begins at the `root`. Only full
 # blocks have a hash, so the rest of the common beginning is computed twice.
 #
-# Another rule holds even when everything is cached:
-
-# %%
-predictions.ask(
-    "full",
-    "A prompt has 48 tokens, blocks have 16, and all of it is in the cache. How many tokens does a second "
-    "request with this prompt find?",
-    ["48", "47", "32"],
-)
-
-# %%
-again = make_engine(make_pages(num_blocks=8, block_size=16))
-for name in "AB":
-    again.add_request(name, (ids_a * 3)[:48], SamplingParams(max_tokens=4))
-    again.run()  # A is over when B comes
-chosen = predictions.reveal("full", found_by(again)["B"])
-
-# %% [markdown]
-# At least one token must run, because without a forward there are no logits to choose the next token from.
-# And blocks are found whole or not at all. So the last block runs again. Note that A was over when B came:
-# a block that nobody holds any more keeps its content, and can be found until somebody takes it.
-#
-# Here the hash is made. SHA-256 hashes bytes, and `array("q", ...)` makes 8 bytes of each token id. The first block has
-# no parent. There `_root` takes its place, the same for all requests with the same salt (see below).
-
-# %%
-from tutorial_engine.cache import BlockManager
-
-show_source(BlockManager.hash_of)
+# At least one token must run, because without a forward there are no logits to choose the next token from. So if all
+# three blocks of a prompt of 12 tokens are cached, only two of them are hits.
 
 # %% [markdown]
 # ### Exercise 1: search the prefix cache (10 minutes)
@@ -184,8 +172,8 @@ run = server.serve(both, SamplingParams(max_tokens=8), times=[0.0, 0.05], num_bl
 print("tokens found in the prefix cache:", found_by(run))
 
 # %% [markdown]
-# If two different texts had the same hash, one user would read another user's K and V. SHA-256 makes this
-# practically impossible. The first hash of a chain can also begin with a **salt**, a text of your choice. Then only
+# If two different texts had the same hash, one user would read another user's K and V. The package uses SHA-256, which
+# makes this practically impossible. The first hash of a chain can also begin with a **salt**, a text of your choice. Then only
 # requests with the same salt share blocks, for example those of one user. Here the salt belongs to the memory
 # (`use_salt`), in vLLM to each request.
 #
@@ -204,70 +192,38 @@ from tutorial_engine.learn import box
 box("radix")
 
 # %% [markdown]
-# A block gets its hash when the step is planned, *before* its K and V are written. So a request that comes in the same
-# step finds it. Is this right? Yes: in each layer, attention first writes the K and V of all tokens of the step, and only
-# then reads. Three users who come at once with one beginning run it once:
-
-# %%
-at_once = make_engine(make_pages())
-for name in "ABC":
-    at_once.add_request(name, ids_a, params[0])
-at_once.run()
-print("found by each of them:", found_by(at_once))
-
-# %% [markdown]
-# Two more questions:
+# Four more questions:
+#
+# <details><summary>What if a second request with this beginning comes in the same step?</summary>It finds the blocks. A
+# block gets its hash when the step is planned, before its K and V are written. In each layer, attention first
+# writes the K and V of all tokens of the step, and only then reads.</details>
 #
 # <details><summary>What if the forward fails?</summary>Then some layers may have written K and V, and others
-# not. So the hashes of this step are taken back. A request that has found one of these blocks is computed again.</details>
+# not. So the hashes of this step are taken back, and its tokens run again: by A or, if A is gone, by the request that has
+# found them.</details>
 #
 # <details><summary>What if two requests compute the same block?</summary>Both get the same hash. The first one is found; when
 # it is evicted, the second one is found.</details>
-
-# %% [markdown]
-# ## 2 · Two answers to one prompt
 #
-# **Objective:** see *copy on write*.
-#
-# A user may ask for several continuations of one prompt, here two (`n=2`). vLLM forks nothing for this: it runs two
-# requests, and the second one finds the full blocks of the prompt in the prefix cache. Our engine **forks** the
-# request, as the first vLLM did: A.1 gets a table with the same blocks, the open last one included. Each block counts
-# its holders in `ref_cnt`.
-
-# %% tags=["figure-fork"]
-from tutorial_engine.trace import BlockCopied
-
-two = SamplingParams(n=2, temperature=1.0, seed=1, max_tokens=6, ignore_eos=True)
-forked = make_engine(make_pages())
-forked.add_request("A", PROMPTS[0], two)
-(answers,) = forked.run()
-copied = [event for event in forked.trace.events if isinstance(event, BlockCopied)]
-for event in copied:
-    print(f"step {event.step}: {event.request_id} copies block {event.source} to {event.block}")
-for one in answers.outputs:
-    print(one.index, repr(one.text))
-block_view(forked.trace.trace(), step=1, labels=labels)
-
-# %% [markdown]
-# The prompt has 10 tokens. Blocks 0 and 1 are full, so they are only read, and both requests may hold them. Block 2 is
-# open: both requests would write to the same slots. So the one that writes first gets a copy. The other one is then the
-# only holder of block 2, and goes on in it. This is *copy on write*. A.1 runs the last prompt
-# token once more: A has used the logits of the prompt for its own choice, and the engine does not keep them.
+# <details><summary>What if a user asks for two answers to one prompt (<code>n=2</code>)?</summary>vLLM runs two requests, and
+# the second one finds the full blocks of the prompt. Our engine <i>forks</i> the request: both hold the same blocks, the open
+# last one included. The one that writes first to this block gets a copy of it. This is <i>copy on write</i>.</details>
 
 # %%
 box("fork")
 
 # %% [markdown]
-# ## 3 · Who is evicted first?
+# ## 2 · Who is evicted first?
 #
 # **Objective:** decide which block is given away next.
 #
-# Free blocks stand in a queue. The block at its front is taken next, and what it held is gone: it is *evicted* from the
+# A block that nobody holds any more keeps its content, and can be found until somebody takes it. Free blocks stand in a
+# queue. The block at its front is taken next, and what it held is gone: it is *evicted* from the
 # prefix cache. A block that is freed goes to the end, so the block that was *least recently used* is evicted first. This
 # rule is called *LRU*.
 #
-# Below, A had a prompt of 12 tokens, so it held the blocks 0, 1 and 2 of 7. It is over, and its blocks are put at the
-# end of the queue. In which order?
+# Below, A had a prompt of 12 tokens and held the blocks 0, 1 and 2 of 7. It is over, and they go to the end of the queue.
+# In which order?
 
 
 # %%
@@ -286,7 +242,8 @@ chosen = predictions.reveal("queue", order)
 block_view(pool_of_7.trace.trace(), step=0, labels=labels) if chosen else None
 
 # %% [markdown]
-# Now B comes with 19 tokens that nobody had before, and needs five blocks. Then C comes, whose first 12 tokens are A's:
+# Pale tokens lie in a free block and can still be found. Now B comes with 19 tokens that nobody had before, and needs five
+# blocks. Then C comes, whose first 12 tokens are A's:
 
 # %% tags=["figure-evicted"]
 pool_of_7.add_request("B", prompts[1] + prompts[0] + prompts[2][:2], SamplingParams(max_tokens=2))
@@ -297,7 +254,7 @@ print("tokens found by each of them:", found_by(pool_of_7))
 block_view(pool_of_7.trace.trace(), step=1, labels=labels)
 
 # %% [markdown]
-# The *tail* of A, block 2, goes to B and is evicted. So C still finds the blocks 0 and 1. If the head had gone first, C
+# The *tail* of A, block 2, goes to B and is evicted. Blocks 0 and 1 are still pale, so C finds them. If the head had gone first, C
 # would have found nothing, because a chain of hashes is searched from its start.
 #
 # All three blocks of A were full. The last block of a request is often open when the request ends. An open block has no
@@ -342,30 +299,21 @@ from tutorial_engine.learn import check_free
 server.use(free, check_free)
 
 # %% [markdown]
-# ## 4 · How can she know of the coat?
+# ## 3 · How can she know of the coat?
 #
 # **Objective:** explain an answer that cannot be right.
 #
-# Somebody else's block manager serves three requests, one after the other, in a pool of 9 blocks of 4. Here is what they
-# asked, and what they got:
-
-# %% jupyter={"source_hidden": true}
-from tutorial_engine.learn import leak
-
-anna, tom = "One day Anna had an old lamp.", "One day Tom had a yellow coat."
-asked = {"user 1": anna, "user 2": tom, "user 1 again": anna}
-story = leak(model, tokenizer, asked)
-print(story)
+# At the beginning of this notebook, user 1 sent the same prompt twice, and user 2 wrote of a coat in between. All choices
+# were greedy, so both answers to user 1 should be the same.
 
 # %%
 predictions.ask(
     "coat",
-    "Nobody told Anna of a yellow coat, and the prompt of user 1 is the same both times. All choices are greedy. How can "
-    "the second answer know of the coat?",
+    "The second answer to user 1 speaks of the yellow coat of user 2. How can it know of the coat?",
     [
-        "the model learned of Tom in its training",
+        "both prompts begin with “One day”, so they share a block",
         "two different texts have the same hash",
-        "a block is found by its old hash, and holds Tom's text",
+        "a block is found by its old hash, and holds the text of user 2",
     ],
 )
 
@@ -417,69 +365,17 @@ one_by_one = {"times": [0, 1, 2], "num_blocks": 9, "max_model_len": 36}
 run = server.serve([anna, tom, anna], SamplingParams(max_tokens=28), **one_by_one)
 
 # %% [markdown]
-# Here is a log of four other requests, A to D, with the faulty block manager. Each is over before the next one comes. A
-# block is *cached* when it is full (the log has four characters of its hash), and *found* by this hash.
-
-# %%
-from tutorial_engine.learn import log_text, stale_log
-
-log = stale_log(model, prompts=prompts)
-print(log_text(log))
-
-# %% [markdown]
-# ### Exercise 4: find the stale read (15 minutes)
-#
-# Which request reads K and V of a text that is not its own beginning? Do not search by eye: write `stale`. It goes through a log, and
-# returns the list of all lines in which a block is found that no longer holds what the hash says. Each line has
-# `line.step`, `line.who`, `line.what` ("takes", "caches" or "finds"), `line.block` and `line.hash`.
-#
-# <details><summary>Hint</summary>Keep a dictionary with the present hash of each block. What becomes of it when a
-# block is taken? And when it is full again? A find is right only if its hash is the present one.</details>
-
-
-# %% tags=["exercise"]
-def stale(log):
-    """The lines of a log that find a block which holds something else by now."""
-    ### BEGIN SOLUTION
-    present, found = {}, []
-    for line in log:
-        if line.what == "finds":
-            if present[line.block] != line.hash:
-                found.append(line)
-        else:
-            present[line.block] = line.hash if line.what == "caches" else None
-    return found
-    ### END SOLUTION
-
-
-# %%
-from tutorial_engine.learn import check_stale
-
-check_stale(stale, log)
-
-# %% [markdown]
-# This is the bug. First the package's method, then that of the other block manager, `StaleBlocks`. It clears the hash in
-# the block, and leaves it in the dictionary `cached`. Your `take` does both.
-
-# %%
-from tutorial_engine.learn import StaleBlocks
-
-show_source(BlockManager.forget)
-print()
-show_source(StaleBlocks.forget)
-
-# %% [markdown]
-# How would a test have found this bug? We plant five bugs:
+# Which test finds this bug? We plant five:
 #
 # - a taken block keeps its hash: the bug above;
-# - hashes without the parent's: for the tokens of one block only;
-# - found too early: its K and V are written only in a later step;
-# - a shared block is written: there is no copy on write;
+# - hashes without the parent's: a hash stands for one block only;
+# - found too early: a block is found now, but its K and V are written in a later step;
+# - a shared block is written: two answers to one prompt write to it;
 # - blocks are freed head first.
 #
-# Four tests: each request alone in a fresh pool; several together, in chunks; three samples of one prompt; and one after
-# the other in a small pool. After each step `check_integrity` compares tables, counts, free queue and hashes with each
-# other. It never looks at a token, or at K and V.
+# The tests are: each request alone in a fresh pool; several together, in chunks; three answers (*samples*) to one prompt; and
+# one after the other in a small pool. After each step `check_integrity` compares tables, counts, free queue and hashes.
+# It never looks at tokens, K or V.
 
 # %%
 predictions.ask(
@@ -511,13 +407,13 @@ if predictions.reveal("zoo", {0: "none of them", 2: "two", 5: "all five"}[wrong_
 # ---
 #
 # **The first sitting ends here.** You know what is shared, and in which order blocks are evicted. The second sitting takes
-# about 1¼ hours. If you begin there after a restart, first run all cells above (menu Run, "Run All Above Selected
+# about 1 hour. If you begin there after a restart, first run all cells above (menu Run, "Run All Above Selected
 # Cell").
 #
 # ---
 
 # %% [markdown]
-# ## 5 · Why is my hit rate zero?
+# ## 4 · Why is my hit rate zero?
 #
 # **Objective:** find out why a prefix is not found. Users of every engine ask this.
 #
@@ -542,7 +438,7 @@ for case in runs[3:]:
     print(case.describe(), end="\n\n")
 
 # %% [markdown]
-# ### Exercise 5: name the causes (10 minutes)
+# ### Exercise 4: name the causes (10 minutes)
 #
 # Find out why each of the five runs found nothing. Each cause belongs to one run.
 #
@@ -566,22 +462,22 @@ from tutorial_engine.learn import check_causes
 check_causes(causes() or {}, runs)
 
 # %% [markdown]
-# Requests that come in the same step are no cause in our engine: they find what this step computes. Other engines differ.
-# In a service with several copies of the engine (*replicas*), ask first whether the second request went to the same
-# replica: each has a prefix cache of its own.
+# In run 3, A and C come in the same step. This alone is no cause in our engine: with larger chunks, C finds what A computes
+# in this very step. Other engines differ. In a service with several copies of the engine (*replicas*), ask first
+# whether the second request went to the same replica: each has a prefix cache of its own.
 
 # %%
 box("same_step")
 
 # %% [markdown]
-# ## 6 · Memory is full
+# ## 5 · Memory is full
 #
 # **Objective:** see what the engine does when no block is free.
 #
 # The three requests want 16 new tokens each. Finished, they would need 7, 6 and 5 blocks, which is 18. The
 # pool has 12.
 
-# %%
+# %% jupyter={"source_hidden": true}
 more = [SamplingParams(max_tokens=16, ignore_eos=True)] * 3
 
 
@@ -603,7 +499,7 @@ predictions.ask(
     ["none", "1", "21"],
 )
 
-# %% tags=["figure-victims"]
+# %% tags=["figure-victims"] jupyter={"source_hidden": true}
 from tutorial_engine.lab import when_memory_full as when_full
 from tutorial_engine.viz import timeline
 
@@ -617,15 +513,15 @@ if chosen:
 timeline(scarce.trace.trace()) if chosen else None
 
 # %% [markdown]
-# A victim loses its blocks and keeps its tokens, the new ones included. It waits at the front of the queue. When it is
-# admitted again, it runs all its tokens like one long prompt. This is *preemption by recompute*. In the picture,
+# A victim loses its blocks and keeps its tokens, the new ones included. It waits at the front of the waiting requests. When it
+# is admitted again, it runs all its tokens like one long prompt. This is *preemption by recompute*. In the picture,
 # *recompute* counts the tokens that run when a request comes back: those that it has lost, and its newest one.
 #
 # C waited for five steps. In the meantime A and B took its blocks. B comes back after one step.
 # Nobody has taken its full blocks, so they are hits.
 
 # %% [markdown]
-# ### Exercise 6: who gives way? (10 minutes)
+# ### Exercise 5: who gives way? (10 minutes)
 #
 # `running` has the running requests in the order of admission. Your function gets slots for one of them, `request`:
 #
@@ -662,23 +558,16 @@ server.use(slots_for, check_slots_for)
 run = server.serve(PROMPTS, more)
 
 # %% [markdown]
-# This is what `preempt` does, and what the lack of memory cost the three requests:
+# This is what `preempt` does:
 
 # %%
 from tutorial_engine.engine import Scheduler
 
 show_source(Scheduler.preempt)
 
-# %% jupyter={"source_hidden": true}
-more_run = scarce.runner.num_tokens - plenty.runner.num_tokens
-print(
-    f"{plenty.runner.num_tokens} tokens run with plenty of memory, {more_run} more with 12 blocks"
-)
-print(f"steps: {plenty.num_steps} and {scarce.num_steps}")
-
 # %% [markdown]
-# **Try it.** This explorer has all that you know by now: the prefix cache, samples (`n`), eviction and preemption.
-# A and B begin alike. With 7 blocks, C evicts a block in step 8. Make the pool smaller until somebody is preempted. Then
+# **Try it.** This explorer has all that you know by now: the prefix cache, several answers (`n`), eviction and preemption.
+# A and B begin alike. With 7 blocks, C evicts block 2, which A had left, in step 8. Make the pool smaller until somebody is preempted. Then
 # set 24 blocks of 1, and go to step 3: how many tokens does B find now, and why not 4 as before?
 #
 # <details><summary>Answer</summary>At 7 blocks the first cached block is evicted. At 5, C is preempted. With blocks of 1, B
@@ -694,76 +583,56 @@ explorer
 
 # %% [markdown]
 # So a lack of memory costs time, and no token changes. (A request that does not fit into the pool alone ends early, or is
-# refused when it is added.) An engine could also copy the blocks of the victim to the main memory of the machine, and back
-# later. This is called *swapping*. A block is one piece of K and one of V in every layer, and each piece needs a copy of its
-# own. So with small blocks recompute is cheaper, and with large ones swapping. vLLM could swap in the past. Its v1 cannot.
+# refused when it is added.)
+#
+# <details><summary>Why are the blocks of the victim not copied away, and back later?</summary>This is called
+# <i>swapping</i>. A block is one piece of K and one of V in every layer, and each piece needs a copy of its own. So with
+# small blocks recompute is cheaper, and with large ones swapping. vLLM could swap in the past. Its v1 cannot.</details>
 
 # %%
 box("swap")
 
 # %% [markdown]
-# ## 7 · Who may come in?
+# ## 6 · Who may come in?
 #
 # **Objective:** see *thrash*, and what prevents it.
 #
 # A prompt may run in chunks, and it takes its blocks chunk by chunk. Is it enough if there is room for its first
-# chunk? The package asks for room for all of its tokens. This variant asks for the first chunk only:
-
-# %%
-from tutorial_engine.learn import EagerPages
-
-show_source(PagedKVCache.tokens_to_admit)
-print()
-show_source(EagerPages.tokens_to_admit)
-
-# %% [markdown]
+# chunk? The package asks for room for the whole prompt. Here both rules serve these requests:
+#
 # | | |
 # |---|---|
 # | pool | 100 blocks of 4, no prefix cache |
 # | new tokens of each of the users A to D | 32 |
 # | prompt of E, the last to come | 387: it fits only when the others are done |
-# | victim | the last one that was admitted |
+# | first chunk of E | 256 |
 
-# %%
-predictions.ask(
-    "thrash",
-    "The first chunk of E has 256 tokens. What happens to E if room for this chunk is enough?",
-    [
-        "it is never preempted",
-        "it is preempted once, and then waits for the users",
-        "it is preempted again and again",
-    ],
-)
-
-# %% tags=["figure-thrash"]
+# %% tags=["figure-thrash"] jupyter={"source_hidden": true}
 from tutorial_engine.learn import cost, drama, tokens
 from tutorial_engine.viz import timelines
 
 rules = drama(model, tokenizer)
 patient, eager = rules.values()
+ratio = cost(eager).num_tokens / cost(patient).num_tokens
 times = cost(eager).preempted["E"]
-if chosen := predictions.reveal("thrash", min(times, 2)):
-    ratio = cost(eager).num_tokens / cost(patient).num_tokens
-    print(f"E is preempted {times} times, and {ratio:.1f} times as many tokens run.")
-    print("same tokens:", tokens(patient) == tokens(eager))
-    for name, trace in rules.items():
-        its = cost(trace)
-        print(
-            f"{name:26}{its.num_preemptions:3} preempted, {its.num_tokens:5,} tokens run,", end=""
-        )
-        print(f" {its.num_recomputed:5,} of them again, {its.milliseconds:5,.0f} ms")
-timelines(rules, title="The same requests under two rules of admission") if chosen else None
+print(f"E is preempted {times} times, and {ratio:.1f} times as many tokens run.")
+print("same tokens:", tokens(patient) == tokens(eager))
+for name, trace in rules.items():
+    its = cost(trace)
+    print(f"{name:26}{its.num_preemptions:3} preempted, {its.num_tokens:5,} tokens run,", end="")
+    print(f" {its.num_recomputed:5,} of them again, {its.milliseconds:5,.0f} ms")
+timelines(rules, title="The same requests under two rules of admission")
 
 # %% [markdown]
-# E is admitted and runs a chunk of 256 tokens. In the next step its second chunk finds no room. E is the last of
-# those that run, so it is preempted itself. Then it is admitted again. In every second step the users wait for a chunk that is
-# thrown away: this is *thrash*. With the whole prompt as the condition, E simply waits until they are done.
+# Under the second rule, E is admitted and runs its first chunk. In the next step its second chunk finds no room. E is the
+# last of those that run, so it is preempted itself. Then it is admitted again. In every second step the users wait for
+# a chunk that is thrown away: this is *thrash*. Under the first rule, E simply waits until they are done.
 
 # %%
 box("admission")
 
 # %% [markdown]
-# ## 8 · Your engine
+# ## 7 · Your engine
 #
 # **Objective:** let everything that you wrote serve requests together.
 #
@@ -792,23 +661,15 @@ print(sum(isinstance(e, Preempted) for e in run.trace.events), "preemptions")
 timeline(run.trace)
 
 # %% [markdown]
-# Does your engine decide the same as vLLM? Two runs of vLLM 0.32 were recorded in which memory is too small. Now `server`
-# serves the same requests with your parts. The next cell compares each step: how many tokens each request runs, what it
-# finds, who is preempted, which blocks are taken, and at the end the tokens. (Numbers may differ, but each vLLM block must always match
-# one block here.)
-
-# %%
-server.beside_vllm()
-
-# %% [markdown]
-# The ledger of notebook 02 now has all ways through this engine, in groups. Its last row is your server:
+# The ledger of notebook 02 now has all ways through this engine. A path is right (✔) if its greedy tokens are those without
+# a cache, and its logits differ by at most 1/10,000 of the largest one. The last row is your server:
 
 # %% jupyter={"source_hidden": true}
 from transformers import AutoModelForCausalLM, logging
 
-from tutorial_engine.lab import engine_paths, in_place_paths, ledger_table, loop_path, memory_paths
+from tutorial_engine.lab import engine_paths, in_place_paths, loop_path, memory_paths, our_paths
 from tutorial_engine.lab import equality_ledger as ledger
-from tutorial_engine.lab import our_paths, run_transformers, vllm_path
+from tutorial_engine.lab import run_transformers, vllm_path
 
 logging.disable_progress_bar()
 theirs = AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float32).eval()
@@ -827,13 +688,17 @@ paths = {name: path for group in groups.values() for name, path in group.items()
 rows = {row.path: row for row in ledger(paths, prompts, num_tokens=12)}
 for name, group in groups.items():
     print(f"{name:44}{sum(rows[path].ok for path in group):2} of {len(group):2} paths ✔")
-last = ("no cache", "transformers", "vLLM 0.32, recorded here", "yours")
-print(ledger_table([rows[path] for path in last]))
 
 # %% [markdown]
-# The tolerance of 0.0027 is the largest difference we allow. The paths above differ by at most 0.0001. In every step the
-# best token is more than 0.001 ahead of the second, so differences this small cannot change a token.
-#
+# The same tokens are not yet the same decisions. Two runs of vLLM 0.32 were recorded in which memory is too small. Now
+# `server` serves the same requests with your parts. In each step it must run as many tokens of each request, find as
+# many, preempt the same ones and take the same blocks as vLLM. (The numbers of blocks may differ, but each vLLM block
+# must always match one block here.) How many steps are the same?
+
+# %%
+server.beside_vllm()
+
+# %% [markdown]
 # <details><summary>All of this with a real model</summary>
 #
 # Any dense Qwen3 model runs, which is downloaded once. With a GPU, give `device="cuda"` to all three:

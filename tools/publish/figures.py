@@ -11,7 +11,10 @@ import argparse
 import ast
 import contextlib
 import io
+import re
 from collections.abc import Iterator, Sequence
+from copy import copy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +27,18 @@ from tutorial_engine.viz.explorer import Explorer
 from tutorial_engine.viz.moving import at_night, moving
 from tutorial_engine.viz.picture import Picture
 from tutorial_engine.viz.player import Frame
+from tutorial_engine.viz.scene import Scene, Value, plain
 
 FIGURES = NOTEBOOKS.parent / "figures"
 TAG = "figure-"
 MOVES, MOVING = "pages", "moving"  # the player that the readme shows, and how its files are called
 BEGINS = 9  # there the block tables cross; the last step is left out, for its pool is empty
+PHONE = (312, 56, 446, 362)  # tables and pool, when they are as near as this leaves them:
+LINES, SHORTER = (
+    (352, 556),
+    120,
+)  # from where to where lines lead; by how much a phone's are shorter
+DARK = {"02_transplant", "03_places", "05_leak"}  # which the readme shows on dark pages, too
 
 
 def shown(code: str, scope: dict[str, Any]) -> Any:
@@ -58,18 +68,38 @@ def pictures(source: Path) -> Iterator[tuple[str, Picture]]:
 
 
 def moving_pictures(frames: Sequence[Frame]) -> dict[str, str]:
-    """The readme's moving picture of these frames: the whole, a phone's cut, each by day and night.
+    """The readme's moving picture of these frames: the whole, a phone's, each by day and night.
 
     The loop begins in the middle of the run, and its end leads to its beginning.
     """
-    show = show_of(MOVES)
-    assert show.card is not None
-    loop = [*frames[BEGINS:-1], *frames[:BEGINS]]
-    found = {}
-    for name, box in ((MOVING, None), (f"{MOVING}-phone", show.card.phone)):
-        found[f"{name}.svg"] = svg = moving(loop, show.words, box=box)
-        found[f"{name}-dark.svg"] = at_night(svg)
-    return found
+    words, loop = show_of(MOVES).words, [*frames[BEGINS:-1], *frames[:BEGINS]]
+    near = [Frame(nearer(frame.scene), frame.caption) for frame in loop]
+    whole = {MOVING: moving(loop, words), f"{MOVING}-phone": moving(near, words, box=PHONE)}
+    dark = {f"{name}-dark": at_night(svg) for name, svg in whole.items()}
+    return {f"{name}.svg": svg for name, svg in (whole | dark).items()}
+
+
+def nearer(scene: Scene) -> Scene:
+    """The same with shorter lines: what stands right of them moves to the left."""
+    begin, end = LINES
+
+    def at(x: float) -> float:
+        return x - SHORTER * min(max((x - begin) / (end - begin), 0), 1)
+
+    def put(key: str, value: Value) -> Value:
+        if key in ("x", "cx"):
+            return at(float(value))
+        if key == "d":  # a line: its points
+            point = r"([\d.]+) ([\d.]+)"
+            return re.sub(point, lambda m: f"{plain(at(float(m[1])))} {m[2]}", str(value))
+        return value
+
+    moved = copy(scene)
+    moved.items = {
+        name: replace(item, attributes={k: put(k, v) for k, v in item.attributes.items()})
+        for name, item in scene.items.items()
+    }
+    return moved
 
 
 def main() -> None:
@@ -93,7 +123,10 @@ def main() -> None:
         with here, contextlib.redirect_stdout(io.StringIO()):  # the cells print; pictures count
             found = list(pictures(source))
         for title, picture in found:
-            picture.save(FIGURES, f"{lesson.code}_{title}")
+            name = f"{lesson.code}_{title}"
+            picture.save(FIGURES, name)
+            if name in DARK:
+                (FIGURES / f"{name}-dark.svg").write_text(at_night(picture.svg), encoding="utf-8")
             print(f"figures/{lesson.code}_{title}: {picture.caption}")
 
 

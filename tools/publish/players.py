@@ -195,7 +195,7 @@ SHOWS = (
             "block size",
             {4: {"num_blocks": 8}, 1: {"num_blocks": 32}, 16: {"num_blocks": 2}},
         ),
-        Card((0, 56, 880, 430), phone=(548, 56, 330, 290)),
+        Card((0, 56, 880, 430), phone=(554, 56, 325, 290)),
     ),
     Show(
         "sharing",
@@ -251,7 +251,7 @@ def write(folder: Path, links: Callable[[Show], Mapping[str, str]] | None = None
     files = []
     for show in SHOWS:
         film = show.make(model, tokenizer)
-        poster = film.runs[0][len(film.runs[0]) // 2].scene.png(zoom=0.8)
+        poster = film.runs[0][len(film.runs[0]) * 2 // 5].scene.png(zoom=0.8)
         (folder / f"{show.name}.png").write_bytes(poster)
         same = {"lead": show.words, "step_name": film.step_name, "start": film.start}
         if show.card:

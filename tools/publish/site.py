@@ -46,9 +46,9 @@ README, CHANGELOG = ROOT / "README.md", ROOT / "CHANGELOG.md"
 FIGURES = ROOT / "figures"
 DOCS, SITE = ROOT / "docs", ROOT / "docs" / "site"
 SOURCE, OUT = ROOT / "build" / "site-source", ROOT / "build" / "site"
-ROW = re.compile(
-    r"^\| \[(\w\d) [^\]]*\]\(\S+\) \| ([^|]+) \| ([^|]+) \|", re.M
-)  # of the readme's table
+ROW = re.compile(  # of the readme's table: lesson, time, aim
+    r"^\| \[(\w\d) [^\]]*\]\(\S+\)<br>([^|]+) \| (.+?)(?:\.<br>.*)? \|$", re.M
+)
 ADDRESS = "https://{}.github.io/{}/".format(*REPOSITORY.split("/")[3:5])
 LINK = re.compile(r"(\[[^\]]*\])\((?!https?:|#)([^)\s]+)\)")
 PLAIN_HTML = re.compile(r'(?:src|srcset)="([^":]+)"')  # Sphinx copies only what Markdown names

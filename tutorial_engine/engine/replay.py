@@ -211,21 +211,25 @@ def as_it_is(compute: Compute) -> Compute:
 
 
 class CudaGraphs:
-    """Records functions as CUDA graphs, in one piece of memory for all of them."""
+    """Records functions as CUDA graphs, in one piece of memory for all of them.
+
+    The stream is its own: PyTorch's default one lies on the device that recorded first, and on
+    another device it would record nothing.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
+        self._beside = torch.cuda.Stream(device)
         self._pool = torch.cuda.graph_pool_handle()
 
     def __call__(self, compute: Compute) -> Compute:
         with torch.cuda.device(self._device):
-            beside = torch.cuda.Stream()
-            beside.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(beside):  # what libraries make when they are first called
+            self._beside.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(self._beside):  # what libraries make when they are first called
                 compute()
-            torch.cuda.current_stream().wait_stream(beside)
+            torch.cuda.current_stream().wait_stream(self._beside)
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=self._pool):
+            with torch.cuda.graph(graph, pool=self._pool, stream=self._beside):
                 out = compute()
 
         def play() -> Tensor:

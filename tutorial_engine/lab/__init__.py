@@ -33,12 +33,12 @@ __getattr__, __all__ = hands_out(
         "many_blocks": "PagedAttention",
         "on_gpu": (
             "BANDWIDTH, CARD, COMPILED, CONTEXTS, DECODE_MS, ONE_BY_ONE, REPLAYED, SERVING, "
-            "TRANSFORMERS, count_launches, profile_step"
+            "TRANSFORMERS, WHOLE_ENGINE_MS, count_launches, profile_step"
         ),
         "one_forward": "Work, against_the_roof, best_seconds, count_operations, ready, token_times",
         "pool_log": "pool_log as log_of_pool",
         "roofline": "forward_flops, weight_bytes",
-        "shift": "random_model, shift_gap, shifted_text",
+        "shift": "context_shift, random_model, shift_gap, shifted_text",
         "vllm": "at_one_pace, record, recorded_run, serve_again",
         "when_full": "when_full as when_memory_full",
         "workload": "Arrival, poisson_times, serve",

@@ -173,18 +173,18 @@ def _serve(model: Qwen3ForCausalLM, tokenizer: Tokenizer, recipe: Recipe) -> Tra
 
 
 def _log(trace: Trace) -> list[str]:
-    """A line when a request comes, is admitted and is over."""
+    """A line when a request comes (each is admitted at once) and when it is over."""
     lines: list[str] = []
     taken: dict[str, list[str]] = {}
+    asked = {e.request_id: e for e in trace.events if isinstance(e, events.Added)}
     for event in trace.events:
         match event:
-            case events.Added(step=step, request_id=name, prompt_token_ids=ids):
-                lines.append(f"step {step}: {name} comes with {len(ids)} prompt tokens")
             case events.BlockTaken(request_id=name, block=block, evicted=evicted):
                 taken.setdefault(name, []).append(f"{block}*" if evicted else str(block))
             case events.Admitted(step=step, request_id=name, num_cached=found):
-                blocks = " ".join(taken.pop(name, []))
-                lines.append(f"step {step}: {name} finds {found} tokens, takes blocks {blocks}")
+                blocks, n = " ".join(taken.pop(name, [])), len(asked[name].prompt_token_ids)
+                line = f"{name} comes with {n} prompt tokens, finds {found}, takes blocks {blocks}"
+                lines.append(f"step {step}: {line}")
             case events.Finished(step=step, request_id=name):
                 lines.append(f"step {step}: {name} is over")
     if any(isinstance(e, events.BlockTaken) and e.evicted for e in trace.events):

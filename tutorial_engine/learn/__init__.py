@@ -10,7 +10,7 @@ __getattr__, __all__ = hands_out(
     __name__,
     {
         "block_attention_check": "check_block_attention",
-        "block_checks": "check_free, check_stale, check_take, leak, log_text, stale_log",
+        "block_checks": "check_free, check_take, leak",
         "bugs": "BUGS_01, diff, planted, zoo",
         "bugs_02": "BUGS_02",
         "bugs_03": "BUGS_03",
@@ -29,12 +29,14 @@ __getattr__, __all__ = hands_out(
         "checks_03": (
             "check_budget, check_fair, check_metrics, check_num_tokens, check_plan, check_shortest"
         ),
-        "checks_04": "check_context_shift, check_num_blocks, check_slots, check_visible",
+        "checks_04": (
+            "check_allocate, check_context_shift, check_num_blocks, check_slots, check_visible"
+        ),
         "checks_a1": "check_rank_mlp",
         "checks_a2": "GpuMemory, check_end_to_end, check_size, check_step",
         "checks_a3": "check_free_order, check_hits, check_log",
-        "dry_runs": "Job, dry_run, steps",
-        "eager_pages": "EagerPages, cost, drama, tokens",
+        "dry_runs": "steps",
+        "eager_pages": "cost, drama, tokens",
         "earlier": "bring",
         "elsewhere": "box, names_elsewhere",
         "find_check": "check_find",

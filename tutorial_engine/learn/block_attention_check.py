@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tutorial_engine.learn.judge import Slips, judge, rewritten, slips_of
 from tutorial_engine.learn.own_memory import block_attention as right
 from tutorial_engine.learn.own_memory import slots
-from tutorial_engine.learn.verdict import CannotBe, Verdict, close
+from tutorial_engine.learn.verdict import CannotBe, Verdict, close, of_shapes
 
 Attention = Callable[[Tensor, Tensor, Tensor, list[int], int], Any]
 BLOCKS, BLOCK_SIZE, D = 7, 4, 8
@@ -77,6 +77,11 @@ BLOCK_SLIPS: Slips = {
         the sum of the weights must be corrected too, by exp(old largest − new largest)
     out * correction + → out +
         the sum of weight · value must be corrected too, by exp(old largest − new largest)
+    largest = new_largest → largest, out = new_largest, out / total
+    return out / total → return out
+        acc is divided by l in each turn of the loop; divide once, after the last block
+    largest = new_largest → largest, out = new_largest, out / total
+        acc is divided by l in each turn of the loop, and once more at the end: that is too often
     return out / total → return out
         at the end divide by the sum of the weights
     range(0, kv_len, block_size) → range(0, len(block_table) * block_size, block_size)
@@ -87,6 +92,8 @@ BLOCK_SLIPS: Slips = {
         block_table[i] says where logical block i is; these are blocks 0, 1, 2, ... of the pool
     @ v_pool[block → @ k_pool[block
         these are keys; the weights belong to the values, v_pool
+    (scores - new_largest).exp() → scores.softmax(0)
+        the weights are exp(scores − new m), not a softmax of the block: divide once, at the end
     total * correction + weights.sum() → weights.sum()
     out * correction + weights → weights
         only the last block is left: add to what the blocks before gave, and keep the new m as m
@@ -174,7 +181,7 @@ def check_block_attention(function: Attention) -> Verdict:
         call=_answer,
         where=lambda got, *case: f"block_table {case[3]}, kv_len {case[4]}",
         otherwise=_differs,
-        explain="q is [D], k_pool and v_pool are [blocks, block_size, D]: one query of one head.",
+        explain=_why_it_raised,
         then=lambda: _not_in_place(function, cases),
     )
     if verdict.ok:
@@ -182,11 +189,22 @@ def check_block_attention(function: Attention) -> Verdict:
     return verdict
 
 
+def _why_it_raised(error: Exception) -> str:
+    if "list index" in str(error) or "numel() == 0" in str(error):
+        return (
+            "If kv_len is a whole number of blocks, one block too many is read: "
+            "-(-kv_len // block_size) rounds up"
+        )
+    shapes = "q is [D], k_pool and v_pool are [blocks, block_size, D]: one query of one head."
+    return shapes * of_shapes(error)
+
+
 def _differs(got: Tensor, want: Tensor, *_: object) -> str:
     if got.isnan().any():
         return (
             "the answer is NaN. Before the first block the old m is −inf: the factor "
-            "exp(old m − new m) is then 0, but exp(new m − old m) is infinite"
+            "exp(old m − new m) is then 0, but exp(new m − old m) and exp(scores − old m) are "
+            "infinite; and the new m is the larger of the two"
         )
     differs = float((got - want).abs().max())
     return f"differs by {differs:.2g}; compare with softmax over all tokens"

@@ -27,7 +27,8 @@ def check_causes(answers: Mapping[str, object], runs: Sequence[Case] | None = No
         if name not in {run.name for run in runs}:
             return Verdict(False, f"there is no {name!r}: the runs are run 1 to run {len(runs)}")
         if answer not in CAUSES and name not in open_ones:
-            return Verdict(False, f"{name}: {answer!r} is not one of CAUSES, {list(CAUSES)}")
+            names = "SHORT, BEGINS, SALT, EVICTED or NOT_YET"
+            return Verdict(False, f"{name}: {answer!r} is no cause: give {names}")
     right = [run.name for run in runs if given.get(run.name) == run.cause]
     for run in runs:
         if run.name not in [*right, *open_ones]:

@@ -56,47 +56,14 @@ ATTENTION_SLIPS: Slips = slips_of(
     """
     @ v →
         it returned the shares [q, kv]; multiply them by the values ▸ shares @ v
-    ~mask → mask
-        the mask is inverted; True means that a query MAY attend to the key
-    ~mask → ~causal_mask(len(q), len(k))
-        your mask is your own, the causal one; use the argument `mask`
-    ~mask → ~(mask & causal_mask(len(q), len(k)))
-        a causal mask is applied besides `mask`; use the argument alone
-    ~mask → ~torch.ones(len(q), len(k)).bool().tril()
-        your mask is your own (a triangle at the upper left, as `is_causal=True` has it); use the
-        argument `mask`
-    .masked_fill(~mask, -INF) →
-        the mask has no effect; queries see the future
-    .softmax(dim=-1) → .exp()
-        the shares do not add up to 1; divide exp(score) by the sum over the keys: softmax
-    / k.shape[-1] ** 0.5 →
-        the scores are not divided by √D
-    ** 0.5 →
-        the scores are divided by D; divide by √D
-    T / k → T * k
-        the scores are multiplied by √D; divide by it
     / k.shape[-1] ** 0.5 →
     shares @ v → shares / k.shape[-1] ** 0.5 @ v
         the shares are divided by √D; divide the scores by it, before the softmax
-    k.shape[-1] → len(k)
-        the scores are divided by the root of the number of keys; D is the size of the last axis
-        ▸ k.shape[-1]
-    k.shape[-1] → len(q)
-        the scores are divided by the root of the number of queries; D is the size of the last axis
-        ▸ k.shape[-1]
-    k.shape[-1] → 8
-        right for D = 8, wrong for D = 4; take D from the shape of k
-    k.shape[-1] → 32
-        the scores are divided by √32, whatever D is; take D from the shape of k
     masked_fill(~mask, -INF).softmax(dim=-1) → softmax(dim=-1) * mask
         masked after the softmax; shares no longer add up to 1
     scores.masked_fill(~mask, -INF) → (scores * mask).masked_fill(scores * mask == 0, -INF)
         a score of 0 counts as forbidden, and an allowed key can have it; take the mask itself
         ▸ scores.masked_fill(~mask, ...)
-    -INF → 0.0
-        forbidden scores become 0, and exp(0) = 1 is still a share; make them −inf
-    dim=-1 → dim=0
-        the softmax runs over the queries; take the last axis
     q @ k.T → q @ v.T
     shares @ v → shares @ k
         keys and values are swapped: scores come from k, the output from v
@@ -115,16 +82,63 @@ def _some_allowed(q_len: int, kv_len: int) -> Tensor:
     return mask
 
 
+def _of_shares(got: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> str:
+    """What is wrong with the shares by which an answer mixes the values; "" if it mixes none.
+
+    They follow from the answer, because there are no more keys than numbers in a value.
+    """
+    shares = (got.double() @ v.double().pinverse()).float()
+    causal, root = causal_mask(*mask.shape), k.shape[-1] ** 0.5
+    for words, keys in {
+        "the mask is inverted; True means that a query MAY attend to the key": ~mask,
+        "your mask is your own, the causal one; use the argument `mask`": causal,
+        "a causal mask is applied besides `mask`; use the argument alone": mask & causal,
+        "your mask is your own (a triangle at the upper left, as `is_causal=True` has it); use the "
+        "argument `mask`": torch.ones_like(mask).tril(),
+    }.items():
+        rows = keys.any(-1)  # a query without a key gets NaN
+        if not torch.equal(keys, mask) and torch.equal(shares[rows].abs() > 1e-4, keys[rows]):
+            return words
+    if bool(shares.isnan().any()) or not alike(shares @ v, got, 1e-3):
+        return ""
+    if not alike(total := shares.sum(-1), torch.ones(len(q)), 1e-3):
+        if alike(shares.sum(0), torch.ones(len(k)), 1e-3):
+            return "the softmax runs over the queries; take the last axis"
+        return (
+            f"the shares of query 0 add up to {float(total[0]):.2f} instead of 1; divide each "
+            "exp(score) by the sum over the keys of its query: softmax"
+        )
+    scores = q @ k.T
+    if alike(shares, (scores / root).softmax(-1), 1e-3):
+        return "the mask has no effect; queries see the future"
+    if (most := float((shares * ~mask).max())) > 3e-6:
+        return (
+            f"a forbidden key gets the share {most:.2g}, because exp(score) is more than 0, as it "
+            "is for a score of 0; make forbidden scores −inf, before the softmax"
+        )
+    two = shares.topk(2).indices  # two shares of a query are enough to see the scale
+    apart, logs = (x.gather(1, two).diff()[:, 0] for x in (scores, shares.log()))
+    by = float((apart / logs)[(apart * mask.gather(1, two).all(-1)).abs().argmax()])
+    if not alike((scores.masked_fill(~mask, -INF) / by).softmax(-1), shares, 1e-2):
+        return ""
+    return (
+        f"the scores are divided by {by:.3g}, and √D is {root:.3g} here; D is the size of the last "
+        f"axis{CODE}k.shape[-1] ** 0.5"
+    )
+
+
 def check_attention(function: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]) -> Verdict:
     """Check a learner's function(q [q, D], k [kv, D], v [kv, D], mask [q, kv]) → out [q, D]."""
     cases = [
         (_random(n, size), _random(kv, size), _random(kv, size) + 1, mask)
-        for n, kv, size in ((3, 5, 8), (2, 2, 4), (1, 3, 8), (6, 6, 4))
+        for n, kv, size in ((3, 5, 8), (2, 2, 4), (1, 3, 8), (6, 6, 8))
         for mask in (causal_mask(n, kv), _some_allowed(n, kv))
     ]
     cases[-2][1][0] = 0  # the key that all may see has the score 0
 
-    def otherwise(got: Tensor, *_: object) -> str:
+    def otherwise(got: Tensor, _: Tensor, *case: Tensor) -> str:
+        if why := _of_shares(got, *case):
+            return why
         if bool(got.isnan().all()):
             return (
                 "NaN everywhere; 0 times −inf is NaN, so a product cannot forbid a key"
@@ -132,14 +146,23 @@ def check_attention(function: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
             )
         if bool(got.isnan().any()):
             return "NaN; are forbidden scores −inf BEFORE the softmax?"
-        return (
-            "other numbers; check the scale (1/√D), that forbidden scores become −inf before the "
-            "softmax, and that the softmax runs over the keys (last axis)"
-        )
+        return "other numbers, and no mix of the values; the output is shares @ v"
 
     def explain(error: Exception) -> str:
-        if "sqrt" in str(error):
-            return f"D is a plain number, no tensor{CODE}D ** 0.5"
+        words = str(error)
+        if isinstance(error, TypeError):
+            if "sqrt" in words:
+                return f"D is a plain number, no tensor{CODE}D ** 0.5"
+            return 'Minus infinity is a number: float("-inf")' * ("masked_fill" in words)
+        if "ool" in words:  # of a mask of bools as a number or as one truth
+            return "~mask turns each True into False, and each False into True"
+        n, kv, size = len(cases[0][0]), *cases[0][1].shape
+        if f"({kv}) must match the size of tensor b ({n})" in words:
+            return (
+                "The sum over the keys has one number for each query; keepdim=True keeps the axis"
+            )
+        if f"({kv}x{size} and {n}x{kv})" in words:
+            return "The shares stand to the left of the values"
         where = f"Scores have a row for each query and a column for each key{CODE}q @ k.T"
         return where * isinstance(error, RuntimeError)
 
@@ -247,6 +270,10 @@ def check_kv_head(function: Callable[[int, int, int], int]) -> Verdict:
         call=every_head,
         read=read,
         where=lambda got, heads, kv: f"{heads} query heads, {kv} K/V heads: got {got}",
+        explain=lambda error: (
+            "h begins at 0, and there are fewer K/V heads than query heads: what divides what?"
+            * isinstance(error, ZeroDivisionError)
+        ),
     )
 
 
@@ -321,6 +348,10 @@ def check_rope(function: Callable[[Tensor, Tensor], Tensor]) -> Verdict:
         return "position 0 changed; are the halves joined in the same order?"
 
     def explain(error: Exception) -> str:
+        if "Python scalars" in str(error):
+            return f"math.cos and math.sin take one number; a tensor has its own{CODE}angles.cos()"
+        if "unpack" in str(error):
+            return f"split takes the size of a piece, chunk their number{CODE}x.chunk(2, dim=-1)"
         if not of_shapes(error):
             return ""
         if "dimension 2" in str(error):  # the numbers of a head do not fit the angles
@@ -492,6 +523,8 @@ LAYER_SLIPS: Slips = slips_of(
         q_norm is missing
     rms_norm(k, w.k_norm) → k
         k_norm is missing
+    k, w.k_n → k, w.q_n
+        k is normed with w.q_norm; it has a norm of its own, w.k_norm
     q, w.q_n → q, w.k_n
     k, w.k_n → k, w.q_n
         q_norm and k_norm are swapped
@@ -657,9 +690,24 @@ def _judge_layer(
                 "There are fewer K/V heads than query heads; give each query head one"
                 f"{CODE}k.repeat_interleave(group, dim=1)"
             )
-        sizes = re.findall(r"\d+x(\d+) and|tensor b \((\d+)\)", words)
-        if str(len(weights["q_norm"])) in (one for pair in sizes for one in pair):
-            return f"Join the heads first{CODE}.flatten(1)"
+        if "multiply up to" in words:
+            return "The head dimension is the number of weights in w.q_norm"
+        size, wide = (f"({len(weights[name])})" for name in ("q_norm", "gate"))
+        if f"tensor b {size} at non-singleton dimension 1" in words:
+            return (
+                "w.q_norm and w.k_norm norm each head by itself: q and k are [T, heads, D] then. "
+                "x is normed with w.input_norm and w.mlp_norm"
+            )
+        if f"tensor a {size}" in words:
+            return (
+                "q and k are normed with w.q_norm and w.k_norm, which have a weight for each of D"
+            )
+        if f"tensor a {wide}" in words:
+            return (
+                "Python takes @ and * from left to right: put brackets around each product with @"
+            )
+        if f"x{size[1:-1]} and" in words or f"tensor b {size}" in words:
+            return f"Join the heads before you multiply by w.o{CODE}.flatten(1)"
         if "multiplied" in words and f"({len(first.x)}x" not in words:
             return f"The tokens must stay the first axis when the heads are joined{CODE}.flatten(1)"
         return _not_transposed(error, {f"w.{name}": w for name, w in weights.items()})
@@ -798,7 +846,8 @@ def check_induction_score(function: Callable[[Tensor, int], Tensor | float]) -> 
             "period − 1 places before the query"
         ),
         explain=lambda error: (
-            "The number of tokens is an argument: 5 here" * isinstance(error, IndexError)
+            "period is 5 here, so the positions are 0 to 9; the second round is 5 to 9"
+            * isinstance(error, IndexError)
         ),
     )
 
@@ -814,31 +863,27 @@ HIDDEN = "a K/V head has config.head_dim numbers, which need not be hidden_size 
 NO_QUERIES = "queries are not kept, so their number does not matter"
 
 BYTES_SLIPS: Slips = {
-    "K and V are two tensors: twice as much": lambda c, size: _kv_bytes(c, size) // 2,
-    "every layer has its own K and V: times the layers": lambda c, size: (
-        _kv_bytes(c, size) // c.num_hidden_layers
-    ),
-    "count K/V heads, not query heads": lambda c, size: _kv_bytes(c, size) * c.group_size,
-    "it counts query heads, not K/V heads, and K and V are two tensors; where two query heads "
-    "share a K/V head, the two mistakes cancel": lambda c, size: (
-        _kv_bytes(c, size) * c.group_size // 2
-    ),
-    "the size of a group is the number of query heads that share a K/V head; count the K/V heads": (
-        lambda c, size: _kv_bytes(c, size) // c.num_key_value_heads * c.group_size
-    ),
-    "bytes, not bits": lambda c, size: 8 * _kv_bytes(c, size),
-    "bytes, not KiB": lambda c, size: _kv_bytes(c, size) / 2**10,
-    "every K/V head has its own K and V: times the K/V heads": lambda c, size: (
-        _kv_bytes(c, size) // c.num_key_value_heads
-    ),
-    "a K/V head has head_dim numbers: times head_dim": lambda c, size: (
-        _kv_bytes(c, size) // c.head_dim
-    ),
-    "right here by chance: in Qwen3-0.6B the hidden size, 1024, is K/V heads · head_dim, 8 · 128; "
-    "in other models it is not": lambda c, size: 2 * c.num_hidden_layers * c.hidden_size * size,
-    HIDDEN: lambda c, size: (
-        _kv_bytes(c, size) // c.head_dim * (c.hidden_size // c.num_attention_heads)
-    ),
+    words: lambda c, size, times=times: _kv_bytes(c, size) * times(c)
+    for words, times in {
+        "K and V are two tensors: twice as much": lambda c: 1 / 2,
+        "every layer has its own K and V: times the layers": lambda c: 1 / c.num_hidden_layers,
+        "count K/V heads, not query heads": lambda c: c.group_size,
+        "it counts query heads, not K/V heads, and K and V are two tensors; where two query heads "
+        "share a K/V head, the two mistakes cancel": lambda c: c.group_size / 2,
+        "the size of a group is the number of query heads that share a K/V head; count the K/V "
+        "heads": lambda c: c.group_size / c.num_key_value_heads,
+        "bytes, not bits": lambda c: 8,
+        "bytes, not KiB": lambda c: 2**-10,
+        "every K/V head has its own K and V: times the K/V heads": lambda c: (
+            1 / c.num_key_value_heads
+        ),
+        "a K/V head has head_dim numbers: times head_dim": lambda c: 1 / c.head_dim,
+        "right here by chance: in Qwen3-0.6B the hidden size, 1024, is K/V heads · head_dim, "
+        "8 · 128; in other models it is not": lambda c: (
+            c.hidden_size / (c.num_key_value_heads * c.head_dim)
+        ),
+        HIDDEN: lambda c: c.hidden_size // c.num_attention_heads / c.head_dim,
+    }.items()
 }
 
 
@@ -872,8 +917,8 @@ def check_kv_bytes(function: Callable[[ModelConfig, int], int], config: ModelCon
             return f"changes with {name}; {HIDDEN if name == 'hidden_size' else NO_QUERIES}"
         if name:
             return (
-                f"right for this model, and {want:,.0f} with {name}={changes[name]}; is its number "
-                f"typed in?{CODE}config.{name}"
+                f"right for this model; with {name}={changes[name]} it must be {want:,.0f}; is "
+                f"its number typed in?{CODE}config.{name}"
             )
         return "count K and V, layers, K/V heads"
 

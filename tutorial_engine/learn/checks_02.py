@@ -25,6 +25,7 @@ from tutorial_engine.learn.verdict import CannotBe, Told, Verdict, not_done, of_
 from tutorial_engine.model.attention import SdpaAttention
 from tutorial_engine.model.batch import Batch
 from tutorial_engine.model.config import ModelConfig
+from tutorial_engine.viz.words import counted, listed, numbered
 
 # -- MyCache and MyStaticCache --------------------------------------------------------------------
 
@@ -148,7 +149,7 @@ class _Moved(TorchDispatchMode):
 
 def _pair(got: object) -> Sequence[Tensor]:
     form = "it must return a list with one pair, [(k, v)]"
-    if isinstance(got, tuple) and len(got) == 2 and isinstance(got[0], Tensor):
+    if isinstance(got, list | tuple) and len(got) == 2 and isinstance(got[0], Tensor):
         raise CannotBe(f"{form}; got the pair without the list around it")
     if not isinstance(got, list | tuple) or len(got) != 1:
         many = f" of {len(got)}" if isinstance(got, list | tuple | dict) else ""
@@ -199,6 +200,8 @@ def check_cache(make_cache: Callable[[], Any]) -> Verdict:
     def explain(error: Exception) -> str:
         if isinstance(error, KeyError) and error.args in [(i,) for i in range(SIZES[0][0])]:
             return f"The first time, layer {error} has nothing old; ask first whether it has"
+        if "cat()" in str(error):
+            return "torch.cat takes one tuple with both tensors in it"
         return "k and v are [tokens, heads, head_dim]: join axis 0." * of_shapes(error)
 
     return judge(
@@ -259,6 +262,8 @@ def check_static_cache(make_cache: Callable[..., Any]) -> Verdict:
             return "Make the memory in __init__, as self.k and self.v"
         if isinstance(error, IndexError) and "out of bounds" in str(error):
             return "Is a size typed in? config has the number of layers, and max_len the slots"
+        if "dtypes" in str(error):
+            return "Keep the dtype of k and v: torch.zeros makes float32"
         buffer = "A buffer of a layer is [max_len, K/V heads, head_dim]"
         return f"{buffer}; k and v are [T, heads, head_dim]." * of_shapes(error)
 
@@ -277,71 +282,54 @@ def check_static_cache(make_cache: Callable[..., Any]) -> Verdict:
 # -- transplant -----------------------------------------------------------------------------------
 
 WHERE = ((2, [4], "K"), (0, [5, 2], "V"), (4, [0, 3], "KV"))  # layer, slots, which
-TRANSPLANT_SLIPS: Slips = {
-    **slips_of(
-        right_transplant,
-        """
-        k, v = memory → v, k = memory
-        donor_k, donor_v = → donor_v, donor_k =
-            K and V are swapped; each layer has (k, v)
-        if "K" in which → if True
-        if "V" in which → if True
-            K and V are both copied, whatever `which` says
-        if "V" → elif "V"
-            of "KV" only K is copied; ask for each of the two
-        "K" in which → which == "K"
-        "V" in which → which == "V"
-            of "KV" nothing is copied; ask whether a letter is in it ▸ "K" in which
-        k[slots] = donor_k[slots] → k[:] = donor_k
-        v[slots] = donor_v[slots] → v[:] = donor_v
-            all slots are the donor's now; copy those of `slots` only
-        k[slots] = donor_k[slots] → k[slots[0]] = donor_k[slots[0]]
-        v[slots] = donor_v[slots] → v[slots[0]] = donor_v[slots[0]]
-            only the first of the slots is copied
-        k[slots] = donor_k[slots] → k[1] = donor_k[1]
-        v[slots] = donor_v[slots] → v[1] = donor_v[1]
-            slot 1 is typed in; the argument is `slots`
-        memory[layer] → memory[3]
-        donor[layer] → donor[3]
-            layer 3 is typed in; the argument is `layer`
-        k[slots] = donor_k[slots] → k[:, slots] = donor_k[:, slots]
-        v[slots] = donor_v[slots] → v[:, slots] = donor_v[:, slots]
-            the second axis are the heads; slots are the first one
-        k[slots] = donor_k[slots] → pass
-        v[slots] = donor_v[slots] → pass
-            the memory is as it was; `k = ...` only gives a name to another tensor ▸ k[slots] = ...
-        k[slots] = donor_k[slots] → donor_k[slots] = k[slots]
-        v[slots] = donor_v[slots] → donor_v[slots] = v[slots]
-            it copies from the memory into the donor; the other way round is asked
-        k[slots] = donor_k[slots] → donor_k[slots] = k[slots]
-        v[slots] = donor_v[slots] → donor_v[slots] = v[slots]
-        return memory → return donor
-            it changes the donor and returns it; change `memory`, and return that
-        return memory → return donor
-            the memory is right, and the donor was returned
-        k[slots] = donor_k[slots] → k[slots], donor_k[slots] = donor_k[slots], k[slots]
-        v[slots] = donor_v[slots] → v[slots], donor_v[slots] = donor_v[slots], v[slots]
-            the donor has changed, too; copy, and do not swap
-        """,
-    ),
-    "all layers are changed; only `layer` is asked": lambda memory, donor, layer, *where: [
-        right_transplant(memory, donor, one, *where) for one in memory
-    ][-1],
-}
+TRANSPLANT_SLIPS: Slips = slips_of(
+    right_transplant,
+    """
+    k[slots] = donor_k[slots] → pass
+    v[slots] = donor_v[slots] → pass
+        the memory is as it was; `k = ...` only gives a name to another tensor ▸ k[slots] = ...
+    k[slots] = donor_k[slots] → donor_k[slots] = k[slots]
+    v[slots] = donor_v[slots] → donor_v[slots] = v[slots]
+        it copies from the memory into the donor; the other way round is asked
+    k[slots] = donor_k[slots] → donor_k[slots] = k[slots]
+    v[slots] = donor_v[slots] → donor_v[slots] = v[slots]
+    return memory → return donor
+        it changes the donor and returns it; change `memory`, and return that
+    return memory → return donor
+        the memory is right, and the donor was returned
+    k[slots] = donor_k[slots] → k[slots], donor_k[slots] = donor_k[slots], k[slots]
+    v[slots] = donor_v[slots] → v[slots], donor_v[slots] = donor_v[slots], v[slots]
+        the donor has changed, too; copy, and do not swap
+    """,
+)
+
+
+def _two_memories() -> tuple[Memory, Memory]:
+    """A memory and a donor: 5 layers, 6 slots."""
+    k, v, donor_k, donor_v = torch.randn(4, 5, 6, 6, 4, generator=torch.Generator().manual_seed(3))
+    return dict(enumerate(zip(k, v, strict=True))), dict(
+        enumerate(zip(donor_k, donor_v, strict=True))
+    )
 
 
 def _transplanted(function: Callable[..., Any], layer: int, *where: Any) -> Any:
     """What it gives for two memories, and the donor after it; None if it gives None."""
-    draw = torch.Generator().manual_seed(3)
-    memory, donor = (
-        {
-            i: (torch.randn(6, 6, 4, generator=draw), torch.randn(6, 6, 4, generator=draw))
-            for i in range(5)
-        }
-        for _ in range(2)
-    )
+    memory, donor = _two_memories()
     got = function(memory, donor, layer, *where)
     return got if got is None or got is ... else [got, donor]
+
+
+def _copied(pairs: Sequence[Sequence[Tensor]]) -> list[str]:
+    """What is the donor's in a memory, in words: a tensor and its slots each."""
+    _, donor = _two_memories()
+    found = []
+    for layer, pair in enumerate(pairs):
+        for letter, mine, theirs in zip("KV", pair, donor[layer], strict=True):
+            if mine.shape == theirs.shape and (
+                slots := [i for i, row in enumerate(mine) if alike(row, theirs[i], 0)]
+            ):
+                found.append(f"{letter} of {numbered(slots, 'slot')} in layer {layer}")
+    return found
 
 
 def check_transplant(function: Callable[..., Memory]) -> Verdict:
@@ -356,6 +344,13 @@ def check_transplant(function: Callable[..., Memory]) -> Verdict:
             raise CannotBe(f"return the whole memory, a dict with all its layers; got {kind}")
         return [[_pair([one[layer]]) for layer in sorted(one)] for one in (got, donor)]
 
+    def otherwise(got: list[Any], want: list[Any], _: int, __: list[int], which: str) -> str:
+        mine, asked = (_copied(one[0]) for one in (got, want))
+        if mine == asked:
+            return "the right slots are copied, and others have changed"
+        both = f'; of "{which}" each letter counts' * (which == "KV")
+        return f"asked: {listed(asked)}; copied: {listed(mine or ['nothing'])}{both}"
+
     def explain(error: Exception) -> str:
         both = "k and donor_k are [tokens, heads, head_dim]: take the same slots of both"
         return both * of_shapes(error)
@@ -366,8 +361,7 @@ def check_transplant(function: Callable[..., Memory]) -> Verdict:
         call=_transplanted,
         read=read,
         tolerance=0,
-        where=lambda got, layer, slots, which: f'layer {layer}, slots {slots}, "{which}"',
-        otherwise=lambda *_: "other numbers; only these slots of this layer may change",
+        otherwise=otherwise,
         explain=explain,
     )
 
@@ -438,7 +432,7 @@ def check_run_new(function: Callable[..., Tensor]) -> Verdict:
 
     def otherwise(got: list[Any], want: list[Any], first: int, last: int) -> str:
         if got[0] != want[0]:
-            many = f"{len(got[0])} tokens, expected {last - first}"
+            many = f"{counted(len(got[0]), 'token')}, expected {last - first}"
             return f"it runs {many}: all from token_ids[num_computed] on"
         if got[1] != want[1]:
             return f"expected positions {want[1]}"
@@ -465,7 +459,7 @@ def check_run_new(function: Callable[..., Tensor]) -> Verdict:
         call=_ran,
         tolerance=1e-4,
         where=lambda got, first, last: (
-            f"tokens {first} to {last - 1} are new, and positions {got[1]} ran"
+            f"new: {numbered(range(first, last), 'token')}; positions {got[1]} ran"
         ),
         otherwise=otherwise,
         explain=explain,
@@ -513,6 +507,8 @@ SLOT_SLIPS: Slips = slips_of(
         one slot for each row; each new token needs one
     r * max_len + old → old
         row r begins at slot r * max_len
+    slots += range(start, start + n) → slots += range(start, start + n); break
+        only row 0 is there; the answer is returned after the loop, not in it
     """,
 )
 
@@ -607,13 +603,14 @@ def check_top_p(function: Callable[[Tensor, float], Tensor]) -> Verdict:
         if kept == right:
             return "the right number, but of other tokens; the likeliest are kept"
         more = "; the token that crosses p stays" if kept < right else ""
-        return f"it keeps {kept} tokens, expected {right}{more}"
+        return f"it keeps {counted(kept, 'token')}, expected {right}{more}"
 
     return judge(
         *("keep_top_p", function, _nucleus, cases, TOP_P_SLIPS),
         "keep_top_p: five distributions, sorted and not",
         where=lambda got, probs, p: f"p={p} of {[round(float(x), 3) for x in probs]}",
         otherwise=otherwise,
+        explain=lambda error: "The answer is a tensor of bools" * ("dtypes" in str(error)),
     )
 
 
@@ -711,12 +708,16 @@ def check_why_finished(function: Callable[..., str | None]) -> Verdict:
 
     def otherwise(got: list[Any], want: list[Any], _: str, hint: str, *state: Any) -> str:
         if all(_reason(function, *ending)[0] in (None, ...) for ending in ENDINGS):
-            raise Told(not_done("why_finished", None, function) or Verdict(None, "not done yet"))
+            if (bad := not_done("why_finished", None, function)) is None or bad.ok is None:
+                raise Told(bad or Verdict(None, "not done yet"))
+            return "it returns None, always; is no condition ever true, or is there no `return`?"
         if got[0] is not None and got[0] not in ("stop", "length"):
             return f'got {got[0]!r}; answer "stop", "length" or None'
         return f"expected {want[0]!r}, got {got[0]!r}; {hint}"
 
     def explain(error: Exception) -> str:
+        if isinstance(error, IndexError):
+            return "stop may be empty: the request has no stop string then"
         if "requires string as left operand" not in str(error):
             return ""
         return "stop is a tuple of strings: look in text for each of them, not for the tuple"
@@ -749,37 +750,12 @@ FLOOR_SLIPS: Slips = slips_of(
         in the best case both overlap completely: not the sum
     max( → min(
         the slower of the two decides: max, not min
-    2 * num → 4 * num
-        two FLOPs a weight and token, not four: once multiplied, once added
-    + kv_bytes → + 2 * kv_bytes
-        kv_bytes are K and V together: they count once
     / peak →
     / bandwidth →
         these are amounts, no seconds: FLOPs / peak, bytes / bandwidth
     / peak → * peak
     / bandwidth → * bandwidth
         a rate is per second: divide by it
-    max(2 * num_weights * num_tokens / peak, ( → ((
-    4 * num_weights + kv_bytes) / bandwidth) → 2 * num_weights * num_tokens / peak))
-        only the arithmetic is there; the memory may be slower
-    (4 * num_weights + kv_bytes) → ((4 * num_weights + kv_bytes) * num_tokens)
-        all tokens of a forward share what is read: it is read once
-    2 * num → num
-        each weight costs two FLOPs a token: once multiplied, once added
-    + kv_bytes →
-        the K and V in the cache are read, too
-    4 * num → num
-        a weight in fp32 has 4 bytes
-    4 * num → 2 * num
-        2 bytes are those of a weight in bf16; this forward is in fp32, with 4
-    + kv_bytes → + 4 * kv_bytes
-        kv_bytes are bytes already, and no numbers of 4 bytes
-    + kv_bytes → + kv_bytes * num_tokens
-        kv_bytes are those of the whole forward, and not of each token
-    * num_tokens →
-        each of the tokens needs its own FLOPs
-    (4 * num_weights → (4 * num_weights * num_tokens
-        all tokens of a forward share the weights: they are read once
     / peak → / (bandwidth)
     / bandwidth → / peak
         peak and bandwidth are swapped: FLOPs / peak and bytes / bandwidth
@@ -797,6 +773,23 @@ FLOOR_SLIPS: Slips = slips_of(
 )
 
 
+def _amounts(function: Callable[..., Any]) -> str:
+    """Which amount it counts wrong, seen alone: the other rate is so high that it takes no time."""
+    weights, tokens, kv, rest = 10**9, 7, 10**8, 1e99
+    flops = float(function(weights, tokens, 0, 1.0, rest))
+    read = float(function(weights, tokens, 0, rest, 1.0))
+    cache = float(function(weights, tokens, kv, rest, 1.0)) - read
+    for got, want, what, why in (
+        (flops, 14e9, "FLOPs", "two for each weight and token, and FLOPs are divided by peak"),
+        (read, 4e9, "bytes", "a weight in fp32 has 4 bytes, and all tokens of a forward share it"),
+        (cache, 1e8, "bytes", "they are bytes already, of K and V together, and of all tokens"),
+    ):
+        if abs(got - want) > 1e-3 * want:
+            of = f"{kv:,} kv_bytes" if got is cache else f"{weights:,} weights and {tokens} tokens"
+            return f"of {of} it counts {got:,.0f} {what} in place of {want:,.0f}; {why}"
+    return ""
+
+
 def check_floor(function: Callable[[int, int, int, float, float], float]) -> Verdict:
     """Check a learner's function(num_weights, num_tokens, kv_bytes, peak, bandwidth) → seconds."""
     sizes = (7 * 10**8, 1, 10**9), (10**9, 256, 10**9), (10**8, 2, 10**10)
@@ -810,15 +803,14 @@ def check_floor(function: Callable[[int, int, int, float, float], float]) -> Ver
 
     def otherwise(got: float, want: float, weights: int, tokens: int, *rest: Any) -> str:
         is_flops = want == 2 * weights * tokens / rest[1]
-        return f"expected {want:g} s: here the {'arithmetic' if is_flops else 'memory'} decides"
+        given = f"{weights:,} weights, {counted(tokens, 'token')}, {rest[0]:,} kv_bytes"
+        decides = f"expected {want:.4g}: here the {'arithmetic' if is_flops else 'memory'} decides"
+        return _amounts(function) or f"{given}: got {got:.4g} s, {decides}"
 
     return judge(
         *("least_seconds", function, least_seconds, cases, FLOOR_SLIPS),
         "least_seconds: once memory decides, once arithmetic, once the cache",
         tolerance=1e-6,
         read=read,
-        where=lambda got, weights, tokens, kv, *_: (
-            f"{weights:g} weights, tokens: {tokens}, K/V bytes: {kv:g}: got {got:g}"
-        ),
         otherwise=otherwise,
     )

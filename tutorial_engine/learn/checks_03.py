@@ -47,6 +47,9 @@ SHARE_SLIPS: Slips = {
     "a prompt may run in chunks: as many of its tokens as the budget has": lambda n, done, left: (
         n - done if n - done <= left else 0
     ),
+    "the smaller of the two limits, not their difference": lambda n, done, left: n - done - left,
+    "that is what it leaves of the budget": lambda n, done, left: max(0, left - (n - done)),
+    "to run = known − computed, not computed − known": lambda n, done, left: min(done - n, left),
     "no special case: a prompt that is half read has more than 1 token left": (
         lambda n, done, left: min(1 if done else n, left)
     ),
@@ -95,6 +98,14 @@ PLAN_SLIPS: Slips = {
     "those who run already come first": waiting_first,
     "a request that runs already may have more than 1 token left: run them": (
         lambda running, *case: right_plan(_one_each(running), *case)
+    ),
+    "keep the order of the lists: who has fewer tokens does not go first": (
+        lambda running, waiting, budget, most: right_plan(
+            [],
+            sorted([*running, *waiting[: most - len(running)]], key=lambda w: w[1]),
+            budget,
+            most,
+        )
     ),
 }
 
@@ -215,7 +226,7 @@ def check_metrics(function: Callable[[float, Sequence[float]], object]) -> Verdi
 
 # -- 4. the budget
 
-GAPS = (26.0, 40.0, 60.7)  # ms
+GAPS = (26.0, 30.0, 60.7)  # ms
 
 
 def check_budget(
@@ -235,12 +246,10 @@ def check_budget(
             raise CannotBe(f"{got}; a budget is a whole number of tokens, at least 1")
         if (gap := longest_gap(budget)) > most + 1e-6:
             raise CannotBe(f"{got}; with it the longest gap is {gap:.0f} ms")
-        if (gap := longest_gap(budget + 1)) <= most + 1e-6:
+        # without a tolerance: who searches by measuring has seen 26.00000000000002 with 16
+        if (gap := longest_gap(budget + 1)) <= most:
             more = f"with {budget + 1} the longest gap is {gap:.0f} ms"
-            told = "that is short enough too"
-            if gap > most:  # a search by measuring meets the noise of floats
-                told += f". If you measured it, round: {gap!r} counts as {most:g}"
-            raise CannotBe(f"{got}; {more}: {told}")
+            raise CannotBe(f"{got}; {more}: that is short enough too")
         return f"{budget} for {most:g} ms"
 
     def run() -> Verdict:
@@ -281,7 +290,8 @@ def _watched(policy: type[Scheduler], **attributes: object) -> type[Scheduler]:
             kind = type(self.waiting).__name__
             raise CannotBe(f"self.waiting is a {kind} now; it must stay a deque")
         if not isinstance(chosen, Request) or not any(chosen is request for request in before):
-            raise CannotBe(f"return one of the requests in self.waiting, a Request; got {chosen!r}")
+            got = "a list" if isinstance(chosen, list) else repr(chosen)
+            raise CannotBe(f"return one of the requests in self.waiting, a Request; got {got}")
         if len(self.waiting) < len(before):
             raise CannotBe(
                 "it takes the request out of self.waiting; the scheduler does that: return it"
@@ -319,6 +329,8 @@ def _check_policy(
     def explain(error: Exception) -> str:
         if isinstance(error, ValueError) and "empty" in str(error):
             return "nobody has waited for so long, and the list is empty: the shortest is next then"
+        if isinstance(error, TypeError) and ("'<' not" in str(error) or "callable" in str(error)):
+            return "min needs a key: a function that says what to compare of a request"
         is_sort = isinstance(error, AttributeError) and "sort" in str(error)
         return "min(self.waiting, key=...) finds the smallest without sorting" if is_sort else ""
 
@@ -419,7 +431,10 @@ def check_fair(policy: type[Scheduler]) -> Verdict:
     def otherwise(got: Sequence[str], want: Sequence[str], jobs: Any, patience: float) -> str:
         orders = [_admitted(policy, CROWD, seconds) for seconds in PATIENCES]
         if orders[0] == orders[1]:
-            return "did you write a number instead of self.patience? It has no effect"
+            return (
+                "self.patience changes nothing in your order: did you swap the two rules, or write "
+                "a number instead of self.patience?"
+            )
         return f"expected {', '.join(want)}"
 
     told = " or ".join(f"{patience:.2f}" for patience in PATIENCES)

@@ -1,6 +1,7 @@
 """The checks of notebook 04, and what they know of usual mistakes."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from tutorial_engine.cache.cell_table import Cell
 from tutorial_engine.cache.cells import CellKVCache
@@ -10,6 +11,7 @@ from tutorial_engine.lab.shift import Shift, random_model, shift_gap
 from tutorial_engine.lab.shift import context_shift as right_shift
 from tutorial_engine.learn.judge import Slips, judge, slips_of
 from tutorial_engine.learn.own_memory import Cells, in_any_order
+from tutorial_engine.learn.own_memory import allocate as right_allocate
 from tutorial_engine.learn.own_memory import num_blocks as right_num_blocks
 from tutorial_engine.learn.own_memory import slots as right_slots
 from tutorial_engine.learn.own_memory import visible as right_visible
@@ -41,6 +43,8 @@ BUDGET_SLIPS: Slips = {
     "itemsize is in bytes already: no factor 8": lambda b, *m: b // (8 * _block(*m)),
     "each of the heads has K and V": lambda b, n, h, d, i, s: b // (2 * n * d * i * s),
     "a head's K is head_dim numbers": lambda b, n, h, d, i, s: b // (2 * n * h * i * s),
+    "without parentheses Python divides by the bytes of a token, and then multiplies by "
+    "block_size: divide by their product": lambda b, n, h, d, i, s: b // (2 * n * h * d * i) * s,
     "a part of a block is no block: round down": lambda b, *m: -(-b // _block(*m)),
     "a part of a block is no block: round down, not to the nearest": lambda b, *m: round(
         b / _block(*m)
@@ -58,7 +62,7 @@ def check_num_blocks(function: Callable[[int, int, int, int, int, int], object])
 
     def read(answer: object) -> int:
         if isinstance(answer, float):
-            raise CannotBe(f"{answer} is a float; blocks are whole: use //")
+            raise CannotBe(f"{answer:,} is a float; blocks are whole: use //")
         if (got := whole(answer)) is None:
             raise CannotBe(f"got {answer!r}, which is no whole number")
         return got
@@ -76,7 +80,12 @@ def check_num_blocks(function: Callable[[int, int, int, int, int, int], object])
         "num_blocks: 10 GiB are 1,280 blocks of 16 for Llama-2 7B",
         read=read,
         where=where,
-        otherwise=lambda got, want, *_: f"expected {want:,}",
+        otherwise=lambda got, want, budget, *sizes: (
+            "those are more blocks than bytes; without parentheses Python goes from left to right: "
+            "write budget_bytes // (the bytes of a block)"
+            if got > budget
+            else f"a block has {_block(*sizes):,} bytes here, so {want:,} fit"
+        ),
     )
 
 
@@ -138,7 +147,96 @@ def check_slots(function: Callable[[list[int], int, int], object]) -> Verdict:
     )
 
 
-# ---- 4. which cells a query sees
+# ---- 3. the slot of the next token
+
+ALLOCATIONS: tuple[
+    tuple[list[int], list[int], int, int], ...
+] = (  # block_table, free_blocks, block_size, pos
+    ([], [3, 0, 5], 4, 0),
+    ([3], [0, 5], 4, 3),
+    ([3], [0, 5], 4, 4),
+    ([3, 0], [5, 6], 4, 5),
+    ([7, 2, 5, 8], [1, 4], 4, 8),  # the table has its block already
+    ([4, 9], [2, 6], 1, 2),
+    ([6], [], 4, 2),
+    ([6], [], 4, 4),
+)
+ALLOCATE_SLIPS: Slips = {
+    **slips_of(
+        right_allocate,
+        """
+    pos // block_size == len(block_table) → pos % block_size == 0
+        the table has a block for position 8 already: a new one is needed only if logical block
+        pos // block_size is not in the table
+    pos // block_size == len(block_table) → (pos + 1) // block_size == len(block_table)
+        position 3 is the last one in its block; the next block is needed one position later
+    pos // block_size == len(block_table) → True
+        position 3 has room in the last block of the table: then take no block
+    free_blocks.pop(0) → free_blocks.pop()
+        the first of free_blocks is taken, not the last
+    free_blocks.pop(0) → free_blocks[0]
+        block 3 is in the table now, and still in free_blocks, so another request would get it, too:
+        take it out with free_blocks.pop(0)
+    block_table.append(free_blocks.pop(0)) → block_table.insert(0, free_blocks.pop(0))
+        a table is in reading order: append the new block
+    block_table.append(free_blocks.pop(0)) → block_table = [*block_table, free_blocks.pop(0)]
+        block_table itself has not changed, and the block is in no table: append it in place
+    * block_size + pos % block_size →
+        that is the block; its first slot is block · block_size, and then comes the offset
+    + pos % block_size →
+        that is the first slot of the block; add the offset pos % block_size
+    * block_size + pos % block_size → + pos % block_size
+        block b begins at slot b · block_size
+    block_table[pos // block_size] → block_table[-1]
+        position 8 lies in logical block pos // block_size; that need not be the last one
+    """,
+    ),
+    "position 2 has room in the last block of the table: it needs no free block": (
+        lambda table, free, *where: right_allocate(table, free, *where) if free else None
+    ),
+}
+
+
+def _allocated(part: Callable[..., object], table: list[int], free: list[int], *where: int) -> Any:
+    """What it gave, the table and the free blocks, after it; None if it forgot to give a slot."""
+    is_full = not free
+    got = part(table, free, *where)
+    if got is None and not is_full:
+        return None
+    slot = whole(got)
+    return [repr(got) if slot is None and got is not None else slot, table, free]
+
+
+def check_allocate(function: Callable[[list[int], list[int], int, int], object]) -> Verdict:
+    """Check a learner's function(block_table, free_blocks, block_size, pos) → slot, or None."""
+
+    def where(got: list[Any], table: list[int], free: list[int], size: int, pos: int) -> str:
+        told = f"table {table}, free {free}, blocks of {size}, position {pos}: got {got[0]}"
+        return told + f", then table {got[1]}, free {got[2]}"
+
+    def otherwise(got: list[Any], want: list[Any], *_: object) -> str:
+        if want[0] is None:
+            return "no block is free: return None, and change nothing"
+        return f"expected slot {want[0]}, then table {want[1]}, free {want[2]}"
+
+    def explain(error: Exception) -> str:
+        if not isinstance(error, IndexError):
+            return ""
+        if "pop" in str(error):
+            return "No block is free: return None"
+        return "Position pos is in logical block pos // block_size: is that one in the table?"
+
+    return judge(
+        *("allocate", function, right_allocate, ALLOCATIONS, ALLOCATE_SLIPS),
+        "allocate: a new block at the border, and not before",
+        call=_allocated,
+        where=where,
+        otherwise=otherwise,
+        explain=explain,
+    )
+
+
+# ---- 5. which cells a query sees
 
 # sequences 1 and 2 share their first two tokens; cells 2 and 5 are empty
 CELLS: Cells = [(3, {1}), (0, {1, 2}), (None, set()), (2, {2})]
@@ -158,6 +256,10 @@ VISIBLE_SLIPS: Slips = {
     ],
     "a cell may have several owners: ask `in`": lambda cells, s, q: [
         i for i in right_visible(cells, s, q) if cells[i][1] == {s}
+    ],
+    "owners is a set: ask `seq_id in owners`": lambda cells, s, q: [],
+    "the positions up to pos are seen, not those from pos on": lambda cells, s, q: [
+        i for i in right_visible(cells, s, 99) if (cells[i][0] or 0) >= q
     ],
     "return the cells' indices, not their positions": lambda cells, s, q: sorted(
         cells[i][0] or 0 for i in right_visible(cells, s, q)
@@ -191,7 +293,7 @@ def check_visible(function: Callable[[Cells, int, int], object]) -> Verdict:
     )
 
 
-# ---- 5. a context shift by hand
+# ---- 6. a context shift by hand
 
 SHIFTS = ((10, 0, 4), (10, 2, 3), (9, 3, 5), (8, 4, 1))  # (tokens, keep, discard)
 
@@ -199,6 +301,13 @@ SHIFTS = ((10, 0, 4), (10, 2, 3), (9, 3, 5), (8, 4, 1))  # (tokens, keep, discar
 SHIFT_SLIPS: Slips = slips_of(
     right_shift,
     """
+    cache.seq_rm(seq_id, keep, keep + discard) → pass
+        the dropped tokens are still there: take them out with seq_rm first
+    cache.seq_rm(seq_id, keep, keep + discard) → cache.seq_rm(seq_id, keep, -1)
+        that drops everything behind the first `keep` positions; p1 is keep + discard
+    cache.seq_rm(seq_id, keep, keep + discard) → cache.seq_rm(seq_id, keep, discard)
+    seq_id, keep + discard, -1, -discard → seq_id, discard, -1, -discard
+        the dropped range ends at keep + discard, and there the others begin, too
     cache.seq_add(seq_id, keep + discard, -1, -discard) →
         the others still have their old positions: move them down with seq_add
     cache.seq_rm(seq_id, keep, keep + discard) → cache.seq_rm(seq_id, keep, discard)

@@ -218,6 +218,10 @@ class GpuMemory:
             raise ValueError(f"{tensor} does not lie in the GPU's memory: make it with gpu.tensor")
         return place
 
+    def numbers(self, count: int) -> list[int]:
+        """What lies at the first so many places."""
+        return self._numbers[:count].tolist()
+
     def record(self, function: Callable[..., Tensor], *tensors: Tensor) -> Callable[[], Tensor]:
         """A function that computes the same again, from what lies at these tensors' places."""
         places = [(self.place_of(tensor), len(tensor)) for tensor in tensors]

@@ -36,6 +36,9 @@ FREE_ORDER_SLIPS: Slips = slips_of(
         a block with a hash goes to the end, behind the blocks that are free already
     [*front, *queue, *end] → [*end, *queue, *front]
         blocks without a hash are taken first, and blocks with a hash last: they may still be found
+    front = nameless + front → front = front + nameless
+    [*front, *queue, *end] → sorted([*queue, *front, *end], key=lambda block: block in named)
+        do not sort the queue: it stays between the blocks without a hash and those with one
     [*front, *queue, *end] → [*front, *end]
         the blocks that were free before stay in the queue
     in reversed(table) if block in named → in table if block in named
@@ -63,6 +66,28 @@ FREE_ORDER_CASES: tuple[tuple[list[int], list[list[int]], set[int]], ...] = (
 )
 
 
+def _wrong_order(
+    got: object,
+    want: list[int],
+    queue: Sequence[int],
+    tables: Sequence[Sequence[int]],
+    named: set[int],
+) -> str:
+    found = whole_numbers(got)
+    if found is None or sorted(found) != sorted(want):
+        return f"expected {want}: each free block, once"
+    if [block for block in found if block in queue] != list(queue):
+        return "the blocks that were free before keep their order"
+    back = [block for table in tables for block in table]
+    for block in back:
+        before = found[: found.index(block)]
+        if block not in named and any(other in queue or other in named for other in before):
+            return f"block {block} has no hash: it goes before the blocks that were free already"
+        if block in named and any(other not in before for other in queue):
+            return f"block {block} has a hash: it goes behind the blocks that were free already"
+    return f"expected {want}: which block of a table is taken first, and whose table?"
+
+
 def _taken_there() -> str:
     """ "" if r2 takes the block that the rule puts first, in vLLM's recorded run."""
     found = list(history(recorded_run("small_pool")))[24].planned.requests["r2"].table
@@ -79,6 +104,7 @@ def check_free_order(function: FreeOrder) -> Verdict:
         where=lambda got, queue, tables, named: (
             f"queue {queue}, tables {tables}, with a hash {sorted(named)}, got {got}"
         ),
+        otherwise=_wrong_order,
         then=_taken_there,
     )
 

@@ -15,7 +15,7 @@ from tutorial_engine.engine.request import Request
 from tutorial_engine.engine.scheduler import Scheduler
 from tutorial_engine.sampling.params import SamplingParams
 from tutorial_engine.sampling.sampler import SampledToken
-from tutorial_engine.trace.events import Planned, Recorder, Setting, StepBegan, StepEnded, Trace
+from tutorial_engine.trace.events import Planned, Recorder, StepBegan, StepEnded, Trace
 from tutorial_engine.trace.history import history
 
 
@@ -28,10 +28,8 @@ class Job(NamedTuple):
     from_step: int = 0
 
 
-def dry_run(
-    policy: type[Scheduler], jobs: Sequence[Job], config: EngineConfig, max_steps: int = 1000
-) -> Trace:
-    """Schedule the jobs to their end. RuntimeError when that takes more than max_steps, or stalls.
+def dry_run(policy: type[Scheduler], jobs: Sequence[Job], config: EngineConfig) -> Trace:
+    """Schedule the jobs to their end. RuntimeError when that takes more than 1000 steps, or stalls.
 
     Time is VirtualClock's. Integrity is checked after every step.
     """
@@ -41,13 +39,7 @@ def dry_run(
     clock, trace = VirtualClock(), Recorder()
     memory = StaticKVCache(KVStorage(spec, rows * longest), rows, longest, trace)
     scheduler = policy(config, memory, clock.now, trace)
-    settings: dict[str, Setting] = {
-        "policy": policy.__name__,
-        "max_num_seqs": rows,
-        "max_num_batched_tokens": config.max_num_batched_tokens,
-        **clock.prices,
-    }
-    trace.bind(clock.now, settings)
+    trace.bind(clock.now, {})
     to_come = list(jobs)
     while to_come or scheduler.has_unfinished:
         for job in [job for job in to_come if job.from_step <= trace.step]:
@@ -68,8 +60,8 @@ def dry_run(
             scheduler.check_integrity()
             trace.record(StepEnded, num_tokens)
         trace.step += 1
-        if trace.step > max_steps:
-            raise RuntimeError(f"{max_steps} steps did not suffice: does every request progress?")
+        if trace.step > 1000:
+            raise RuntimeError("1000 steps did not suffice: does every request progress?")
     return trace.trace()
 
 

@@ -5,12 +5,12 @@ numbers of the notebook that they read, and what they define is checked as it wa
 """
 
 import ast
+import json
 import symtable
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import nbformat
 import torch
 
 from tutorial_engine.learn import checks_01, checks_02, checks_03, checks_04
@@ -111,9 +111,10 @@ def bring(mine: OwnEngine | OwnServer, notebook: str, *names: str) -> Brought:
         for name, check in CHECKS[number].items()
         if name in mine.parts.package and (name in names if names else name not in POLICIES)
     }
-    cells = nbformat.read(path, as_version=4).cells if path.is_file() else []
-    code_cells = [cell for cell in cells if cell.cell_type == "code"]
-    exercises = [cell.source for cell in code_cells if "exercise" in cell.metadata.get("tags", [])]
+    # plain JSON: nbformat takes a second to be imported
+    cells = json.loads(path.read_text(encoding="utf-8"))["cells"] if path.is_file() else []
+    code = [(c["metadata"], "".join(c["source"])) for c in cells if c["cell_type"] == "code"]
+    exercises = [source for metadata, source in code if "exercise" in metadata.get("tags", [])]
     # what a notebook begins with
     model = mine.package if isinstance(mine, OwnEngine) else mine.model
     scope: dict[str, Any] = {
@@ -124,7 +125,7 @@ def bring(mine: OwnEngine | OwnServer, notebook: str, *names: str) -> Brought:
         "__name__": path.stem,  # classes are defined in a module
     }
     found = Brought(tuple(checks), path, number)
-    others = [cell.source for cell in code_cells if cell.source not in exercises]
+    others = [source for _, source in code if source not in exercises]
     for source in [*_helpers(others, exercises, {*scope}), *exercises]:
         try:
             exec(compile(source, path.name, "exec"), scope)

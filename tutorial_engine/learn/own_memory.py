@@ -48,6 +48,17 @@ def slots(block_table: Sequence[int], block_size: int, num_tokens: int) -> list[
     return [block_table[p // block_size] * block_size + p % block_size for p in range(num_tokens)]
 
 
+def allocate(
+    block_table: list[int], free_blocks: list[int], block_size: int, pos: int
+) -> int | None:
+    """The slot of position pos. The table gets the first free block if pos has none; else None."""
+    if pos // block_size == len(block_table):
+        if not free_blocks:
+            return None
+        block_table.append(free_blocks.pop(0))
+    return block_table[pos // block_size] * block_size + pos % block_size
+
+
 def free(
     table: list[int], ref_cnt: dict[int, int], free_queue: list[int], hashes: dict[int, Any]
 ) -> None:
@@ -119,6 +130,7 @@ def in_any_order(answer: object) -> object:
 PARTS_04: dict[str, Callable[..., Any]] = {
     "num_blocks": num_blocks,
     "slots": slots,
+    "allocate": allocate,
     "block_attention": block_attention,
     "visible": visible,
 }
@@ -223,6 +235,30 @@ class OwnPages(PagedKVCache):
             trace=trace,
         )
         poison(storage)
+
+    def allocate(
+        self, seq_id: str, token_ids: Sequence[int], num_computed: int, num_new: int
+    ) -> Allocation | None:
+        """The part `allocate` is asked for each new token, and must give what the manager gave."""
+        before = len(self.blocks.tables.get(seq_id, []))
+        allocation = super().allocate(seq_id, token_ids, num_computed, num_new)
+        if allocation is None or "allocate" not in self.parts.own:
+            return allocation
+        size, first, now = self.block_size, allocation.first_position, self.blocks.tables[seq_id]
+        table = now[: max(before, self.blocks.num_blocks_for(first))]  # what it had, and hits
+        free_blocks = [*now[len(table) :], *self.blocks.free_queue]
+        for pos, slot in enumerate(allocation.new_slots, first):
+            held, free = table.copy(), free_blocks.copy()
+            want = allocate(held, free, size, pos)
+            assert want == slot, f"position {pos} of {seq_id} has slot {slot}, not {want}"
+            with self.parts.blamed("allocate"):
+                answer = self.parts("allocate", table, free_blocks, size, pos)
+                if whole(answer) != slot or (table, free_blocks) != (held, free):
+                    raise CannotBe(
+                        f"gave {answer!r} for position {pos}, and left the table {table}: "
+                        f"expected slot {slot} and the table {held}"
+                    )
+        return allocation
 
     def _slots_of(self, blocks: Sequence[int]) -> Slots:
         if self.parts.is_package("slots"):

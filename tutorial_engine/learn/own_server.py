@@ -62,11 +62,22 @@ EARLIER = {name: PARTS[name] for name in (*IN_MODEL, "keep_top_p")}
 # memory -> the parts of the notebooks that it is about
 NAMES = {
     "rows": ("num_tokens_to_run", "plan_step", "ttft_and_tpot", *POLICIES),
-    "pages": ("num_blocks", "slots", "find", "free", "take", "slots_for", "block_attention"),
+    "pages": (
+        *("num_blocks", "slots", "allocate", "find", "free", "take", "slots_for"),
+        "block_attention",
+    ),
     "cells": ("visible",),
 }
 VLLM_RUNS = {"rows": (0, 35), "pages": (17, 28)}  # with rows no memory that is too small
-DECIDING = {"num_tokens_to_run", "plan_step", *POLICIES, "num_blocks", "slots", *PARTS_05}
+DECIDING = {
+    "num_tokens_to_run",
+    "plan_step",
+    *POLICIES,
+    "num_blocks",
+    "slots",
+    "allocate",
+    *PARTS_05,
+}
 INSIDE = {"num_tokens_to_run": "plan_step", "project": "layer", "rope": "layer"}
 
 

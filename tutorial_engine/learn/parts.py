@@ -129,9 +129,9 @@ def listed(value: object) -> list[Any] | None:
 
 
 def shown(value: object) -> str:
-    """A wrong answer in a message; of a generator, how it becomes a list."""
-    is_generator = isinstance(value, Iterator)
-    return "a generator: put list(...) around it" if is_generator else repr(value)
+    """A wrong answer in a message; of a generator or a filter, how it becomes a list."""
+    kind = type(value).__name__
+    return f"a {kind}: put list(...) around it" if isinstance(value, Iterator) else repr(value)
 
 
 def whole_numbers(value: object) -> list[int] | None:

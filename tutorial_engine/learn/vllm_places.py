@@ -5,6 +5,7 @@ named.
 """
 
 import textwrap
+from collections.abc import Mapping
 from html import escape
 from typing import NamedTuple
 
@@ -21,7 +22,7 @@ class Place(NamedTuple):
     what: str
     ours: str  # room.module.name, below tutorial_engine; "" where there is none
     file: str
-    theirs: str
+    theirs: Mapping[str, int]  # a name there -> the line where to read
     more: str
 
 
@@ -30,7 +31,7 @@ PLACES = (
         "the loop",
         "engine.engine.LLMEngine.step",
         "v1/engine/core.py",
-        "EngineCore.step, EngineCore.step_with_batch_queue",
+        {"EngineCore.step": 657, "EngineCore.step_with_batch_queue": 698},
         "step does plan, forward, update, as here. With asynchronous scheduling "
         "step_with_batch_queue runs in its place: it plans a step while the last one still runs. "
         "The loop has a process of its own; requests come and tokens go through sockets.",
@@ -39,7 +40,7 @@ PLACES = (
         "plan a step",
         "engine.scheduler.Scheduler.schedule",
         "v1/core/sched/scheduler.py",
-        "Scheduler.schedule",
+        {"Scheduler.schedule": 591},
         "The same two loops, first who runs, then who waits. In between are the cases of other "
         "users: pictures and sound (they have a budget of their own), small changes of the weights "
         "(LoRA), answers in a given form, blocks that come from another machine.",
@@ -48,16 +49,16 @@ PLACES = (
         "share the budget",
         "engine.scheduler.Scheduler.num_tokens_to_run",
         "v1/core/sched/scheduler.py",
-        "Scheduler.schedule",
-        "There it is not a method of its own: look for token_budget. Tokens that a small model has "
-        "guessed (speculative decoding) need room, too. For a request that is alone "
-        "long_prefill_token_threshold does not hold (look for num_eligible_reqs > 1).",
+        {"Scheduler.schedule": 710},
+        "There it is not a method of its own: min(..., token_budget) is in both loops. Tokens that "
+        "a small model has guessed (speculative decoding) need room, too. For a request that is "
+        "alone long_prefill_token_threshold does not hold (look for num_eligible_reqs > 1).",
     ),
     Place(
         "take memory away",
         "engine.scheduler.Scheduler.preempt",
         "v1/core/sched/scheduler.py",
-        "Scheduler._preempt_request",
+        {"Scheduler._preempt_request": 1571},
         "Scheduler.schedule chooses who gives way (look for preempted_req): the last one, or "
         "another one with --scheduling-policy priority. _preempt_request then takes its blocks and "
         "puts it back into the queue. With asynchronous scheduling a token of it may still be on "
@@ -67,7 +68,7 @@ PLACES = (
         "let in, give blocks",
         "cache.paged.PagedKVCache.allocate",
         "v1/core/kv_cache_manager.py",
-        "KVCacheManager.allocate_slots",
+        {"KVCacheManager.allocate_slots": 371},
         "Models with several kinds of layers (sliding windows, Mamba) have a table for each kind. "
         "A watermark may keep some blocks free; it is 0 by default. That all of a newcomer must "
         "fit is an option there (scheduler_reserve_full_isl), which is on.",
@@ -76,52 +77,54 @@ PLACES = (
         "order of the free",
         "cache.blocks.BlockManager.free",
         "v1/core/block_pool.py",
-        "BlockPool.free_blocks",
+        {"BlockPool.free_blocks": 774},
         "The queue is a linked list that the blocks themselves make up (FreeKVCacheBlockQueue in "
         "v1/core/kv_cache_utils.py): a block that is found leaves it from the middle in one move, "
         "and no Python object is made.",
     ),
     Place(
-        "name a block",
+        "hash a block",
         "cache.blocks.BlockManager.hash_of",
         "v1/core/kv_cache_utils.py",
-        "hash_block_tokens",
-        "Other things go into the name as well (extra_keys): which LoRA, which picture. A salt "
-        "belongs to the whole cache here, and to each request there. A name is made as soon as "
-        "the tokens of a block are known: for a prompt when the request comes, for the output "
-        "when a token fills the block.",
+        {"hash_block_tokens": 695},
+        "Other things go into the hash as well (extra_keys): which LoRA, which picture. A salt "
+        "(something secret that keeps users apart) belongs to the whole cache here, and to each "
+        "request there. A hash is made as soon as the tokens of a block are known: for a prompt "
+        "when the request comes, for the output when a token fills the block.",
     ),
     Place(
         "find a beginning",
         "cache.blocks.BlockManager.find",
         "v1/core/kv_cache_manager.py",
-        "KVCacheManager.get_computed_blocks",
-        "The same rule leaves one token to run: see max_cache_hit_length. A connector may find "
-        "more, in the memory of the computer or of another machine.",
+        {"KVCacheManager.get_computed_blocks": 264},
+        "The same rule leaves one token to run: see max_cache_hit_length. A connector (section 7) "
+        "may find more, in the memory of the computer or of another machine. For a model with "
+        "several kinds of layers the last block of a beginning need not be full (see "
+        "cache_partial_block in v1/core/block_pool.py).",
     ),
     Place(
         "block tables",
         "cache.blocks.BlockManager",
         "v1/worker/gpu/block_table.py",
-        "BlockTables",
+        {"BlockTables": 17},
         "A tensor on the GPU, a row for each request, changed in place: nothing is sent twice. The "
         "scheduler keeps its own, as lists of block objects on the CPU; with several GPUs the "
-        "workers are other processes. (This is the new runner. On a CPU the old one runs, in "
-        "v1/worker/block_table.py.)",
+        "workers are other processes. (This file is of the new runner, the part that runs the "
+        "model. On a CPU the old runner is used: v1/worker/block_table.py.)",
     ),
     Place(
         "slots of tokens",
         "cache.paged.PagedKVCache._slots_of",
         "v1/worker/gpu/block_table.py",
-        "BlockTables.compute_slot_mappings",
-        "The same formula in a Triton kernel: block number · block size + offset. If the tokens of "
-        "one request are divided among GPUs, each computes its own.",
+        {"BlockTables.compute_slot_mappings": 187},
+        "The same formula in a program for the GPU (a Triton kernel): block number · block size + "
+        "offset. If the tokens of one request are divided among GPUs, each computes its own.",
     ),
     Place(
         "choose a token",
         "sampling.sampler.Sampler",
         "v1/worker/gpu/sample/sampler.py",
-        "Sampler.__call__",
+        {"Sampler.__call__": 134},
         "All requests at once, as tensors. Ours does so for those that are plainly greedy, and "
         "goes from row to row for the others (Sampler.takes_best). The docstring of the old "
         "runner's Sampler (v1/sample/sampler.py) has the nine steps in order.",
@@ -130,7 +133,7 @@ PLACES = (
         "count what was run",
         "engine.scheduler.Scheduler.update",
         "v1/core/sched/scheduler.py",
-        "Scheduler.update_from_output",
+        {"Scheduler.update_from_output": 2026},
         "Look at _update_after_schedule, too: there the computed tokens of a step are counted when "
         "it is planned, and corrected afterwards. So the next step can be planned before.",
     ),
@@ -138,22 +141,22 @@ PLACES = (
         "plan ahead",
         "",
         "v1/core/sched/async_scheduler.py",
-        "AsyncScheduler",
+        {"AsyncScheduler": 14},
         "The default there. num_output_placeholders counts tokens that are planned and not "
-        "known yet; the block that they fill gets its name when they arrive.",
+        "known yet; the block that they fill gets its hash when they arrive.",
     ),
     Place(
         "make text",
         "sampling.stopping.StopChecker",
         "v1/engine/detokenizer.py",
-        "FastIncrementalDetokenizer.decode_next",
+        {"FastIncrementalDetokenizer.decode_next": 222},
         "It is done in another process than the steps, so that text costs the GPU no time.",
     ),
     Place(
         "stop",
         "sampling.stopping.StopChecker.update",
         "v1/core/sched/utils.py",
-        "check_stop",
+        {"check_stop": 98},
         "Ids and lengths are looked at here, in the process of the steps; stop strings where the "
         "text is (check_stop_strings in v1/engine/detokenizer.py). So a step more may have been "
         "run, whose token is dropped.",
@@ -168,7 +171,8 @@ def in_vllm() -> str:
     lines = [f"{'here':24}{OPENED}"]
     for place in scheduler:
         find(place.ours)
-        lines.append(f"{place.ours.rpartition('.')[2]:24}{place.theirs}, vllm/{place.file}")
+        theirs = ", ".join(place.theirs)
+        lines.append(f"{place.ours.rpartition('.')[2]:24}{theirs}, vllm/{place.file}")
     return "\n".join(lines)
 
 
@@ -183,7 +187,8 @@ class Places:
     def __repr__(self) -> str:
         lines = []
         for what, ours, file, theirs, more in PLACES:
-            lines += [what, f"  here  {ours or 'nothing'}", f"  there {theirs}, vllm/{file}"]
+            there = ", ".join(f"{name} (line {line})" for name, line in theirs.items())
+            lines += [what, f"  here  {ours or 'nothing'}", f"  there {there}, vllm/{file}"]
             lines += textwrap.wrap(more, 92, initial_indent="  ", subsequent_indent="  ")
         return "\n".join(lines)
 
@@ -191,11 +196,14 @@ class Places:
         head = "".join(f"<th>{c}</th>" for c in ("", "here", OPENED, "what it does more, and why"))
         first, others = "", ""
         for what, ours, file, theirs, more in PLACES:
+            links = [
+                f'<a href="{SOURCE}vllm/{file}#L{line}"><code>{escape(name)}</code></a>'
+                for name, line in theirs.items()
+            ]
             cells = (
                 f"<b>{escape(what)}</b>",
                 f"<code>{escape(ours)}</code>" if ours else "nothing",
-                f"<code>{escape(theirs)}</code><br/>"
-                f'<a href="{SOURCE}vllm/{file}">vllm/{escape(file)}</a>',
+                f"{', '.join(links)}<br/>vllm/{escape(file)}",
                 escape(more),
             )
             row = "".join(f'<td style="text-align:left;vertical-align:top">{c}</td>' for c in cells)

@@ -59,13 +59,15 @@ class BlockStep:
 
     `run` is the replay up to there; it goes on to the end of this step. `held` request -> its
     tokens with K and V; `free` in the order in which blocks go; `touched` block -> what happened to
-    it, in words; `facts` all that happened, in sentences; `ended` who is over -> how.
+    it, in words; `facts` all that happened, in sentences; `ended` who is over -> how; `cached_by`
+    block -> who filled it last, of those that can be found.
     """
 
     def __init__(self, step: Step, run: Replay, before: "BlockStep | None", num_blocks: int):
         self.step, self._run = step, run
         self.touched: dict[int, list[str]] = {}
         self.facts: list[str] = []
+        self.cached_by: dict[int, str] = dict(before.cached_by) if before else {}
         self.lost: dict[str, Lost] = dict(before.lost) if before else {}
         self._forked: dict[str, int] = dict(before._forked) if before else {}
         self._blocks: dict[tuple[type[events.Event], str], list[int]] = {}  # of (what, whom)
@@ -121,7 +123,7 @@ class BlockStep:
                 words = f"copy of {source}"
                 self._say_copied(event)
             case events.BlockCached():
-                words = "cached now"
+                words, self.cached_by[block] = "cached now", name
             case events.BlockFreed():
                 words = f"left by {name}"
         self._touch(block, words)
@@ -307,7 +309,7 @@ class BlockRun:
         The last part is left out where it is told elsewhere.
         """
         now = self.steps[step]
-        parts = [f"Step {step} of 0–{self.last}: {self._in_use(step)}", self._free(step)]
+        parts = [f"Step {step} of {self.last}: {self._in_use(step)}", self._free(step)]
         waits: dict[str, list[str]] = {}
         for name in now.state.waiting:
             waits.setdefault(self.waits(step, name), []).append(name)
@@ -339,6 +341,8 @@ class BlockRun:
                 return f"{took} (of {many} computed tokens {kept} can still be found)"
             return f"{took} ({many} computed tokens are lost)"
         many = len(request.token_ids)
+        if found := self._findable(now, request.token_ids):
+            return f"with {many} tokens, of which {found} can be found"
         need = counted(-(-many // self.block_size), "block")
         return f"with {counted(many, 'token')} to run ({need})"
 
@@ -379,6 +383,7 @@ class BlockRun:
         now = self.steps[step]
         found = sum(block in now.hashes for block in now.free)
         findable = f", {found} of them still findable" if found else ""
+        findable = " and still findable" if found == len(now.free) == 1 else findable
         are = "is" if len(now.free) == 1 else "are"
         return f"{counted(len(now.free), 'block')} {are} free{findable}"
 

@@ -7,6 +7,7 @@ is laid out where; what there is to say comes from block_facts.
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import product
 
 from tutorial_engine.trace.events import BlockCopied, Trace
@@ -37,6 +38,8 @@ SIMPLE_BLOCKS, ONE_COLUMN = 32, 16  # of a simple pool; of one that stands in a 
 TALLEST, HANDY, GAP = 640.0, 330.0, 14.0  # of all logical blocks, and as it should be; between two
 GUTTER, SLOT, TEXT = 16.0, 20.0, 12.5  # between blocks; heights of a line of slots, of words
 SMALL, TINY = 10.5, 10.0  # letters of tokens and counts, and of the words below a block
+WORDY = 22.0  # pixels of a slot that has room for a word
+KEPT = "free, still findable"  # in a picture
 TOUCHED, DASHES = "#fdf1cf", {"stroke_dasharray": "3 3"}
 ZOOM = 1.0  # of a PNG
 STATES = {"cached": "cached", "run": "written", "known": "reserved", "empty": "reserved"}
@@ -177,7 +180,7 @@ class _Step(Sheet):
     def drawn(self) -> Sheet:
         """The whole picture: which step it is and what came to pass, then all its parts."""
         view = self.view
-        self.heading(view.title, f"step {self.step} of 0–{self.run.last}{self.aside}")
+        self.heading(view.title, f"step {self.step} of {self.run.last}{self.aside}")
         for i, line in enumerate(view.facts[self.step] or ["no block changes hands"]):
             self.note(f"fact.{i}", MARGIN, 42 + 16 * i, line, 12)
         for x, words in self.columns():
@@ -312,14 +315,14 @@ class _Step(Sheet):
         slots = self.view.slots(block)
         for offset in range(self.run.block_size):
             self._slot(block, offset, own, slots.box(offset))
-        self._owners(block, own, (x, y + h - 2 * TEXT - 5, w + 4))
-        for i, (words, style) in enumerate(self._words(block, own, touched, w + 4)):
+        self._owners(block, own, (x, y + h - 2 * TEXT - 5, w + 1))
+        for i, (words, style) in enumerate(self._words(block, own, touched, w + 1)):
             if words:
                 base = y + h - 2 * TEXT - 5 + TEXT * i
                 self.text(f"words.{block}.{i}", x, base, words, TINY, **style, **DEAF)
 
     def _slot(self, block: int, offset: int, own: Sequence[Owner], box: Box) -> None:
-        """One slot: free, reserved, one holder's, or a diagonal band for each holder."""
+        """One slot: free, kept, reserved, one holder's, or a diagonal band for each holder."""
         run, name = self.run, f"slot.{block * self.run.block_size + offset}"
         kinds = {
             owner.name: run.token_kind(self.step, owner.name, owner.entry * run.block_size + offset)
@@ -332,6 +335,11 @@ class _Step(Sheet):
         elif there:
             state = "written" if "run" in kinds.values() else "cached"
             self.cell(name, box, state, there[0], **DEAF)
+        elif not own and (hash_ := self.now.hashes.get(block)):
+            self.cell(name, box, "kept", self.looks[self.now.cached_by[block]], **DEAF)
+            if box[2] >= WORDY:
+                words = run.label(run.hashed[hash_].token_ids[offset])
+                self.inside(f"{name}.word", box, cut_to(words, box[2] - 1, TINY), TINY, **FAINT)
         else:
             self.cell(name, box, "reserved" if own else "free", **DEAF)
 
@@ -356,7 +364,7 @@ class _Step(Sheet):
         run, hash_ = self.run, self.now.hashes.get(block)
         first, second = "" if own else "free", ""
         if hash_ is not None:
-            first = first and fitting(["free, still findable", "findable"], room)
+            first = first and fitting([KEPT, "still findable"], room)
             before = (run.hashed[hash_].parent or "root")[:DIGITS]
             second = fitting([f"{hash_[:DIGITS]} ← {before}", hash_[:DIGITS]], room)
         elif own:
@@ -390,37 +398,51 @@ class _Step(Sheet):
         marks = {words: mark for words, mark in marks.items() if words in seen}
         self.legend(MARGIN, self.view.floor + 6, marks)
 
+    @cached_property
+    def _kinds(self) -> set[str]:
+        """Of all slots that somebody has."""
+        return {
+            self.run.token_kind(self.step, name, position)
+            for name, table in self.now.tables.items()
+            for position in range(len(table) * self.run.block_size)
+        }
+
+    @property
+    def _reserved(self) -> str:
+        """Of the key: what a hatched slot is, and the word in it, where one can be."""
+        steps = len(self.view.facts) > 1
+        has_words = self.view.lines.chips != STRIPS[0] and (steps or "known" in self._kinds)
+        return "reserved" + " (grey word: known, not run)" * has_words
+
     def _marks(self) -> dict[str, Mark]:
         looks = list(self.looks.values())
         marks: dict[str, Mark] = {
             "K and V are there": self.sample("cached", looks[0]),
             "written in this step": self.sample("written", looks[0]),
-            "reserved (grey word: known, not run)": self.sample("reserved"),
+            self._reserved: self.sample("reserved"),
         }
         if len(looks) > 1:
             dark = [one.dark for one in looks[:2]]
             marks["shared"] = lambda name, box: self.shared_cell(name, box, dark)
         touched: Style = {"fill": TOUCHED, "rx": 2, "stroke": QUIET, **DASHES}
+        if self.run.prefix_caching:
+            marks[KEPT] = self.sample("kept", looks[0])
         marks["free"] = self.sample("free")
         marks["block touched in this step"] = lambda name, box: self.rect(name, box, **touched)
         return marks
 
     def _seen(self) -> set[str]:
         """What of the key is in this picture."""
-        size, now = self.run.block_size, self.now
+        now = self.now
         found = {
             "shared": any(sum(one.filled > 0 for one in own) > 1 for own in self.owners.values()),
-            "free": bool(now.free),
+            KEPT: any(block in now.hashes for block in now.free),
+            "free": any(block not in now.hashes for block in now.free),
             "block touched in this step": bool(now.touched),
         }
-        kinds = {
-            self.run.token_kind(self.step, name, position)
-            for name, table in now.tables.items()
-            for position in range(len(table) * size)
-        }
-        found["K and V are there"] = "cached" in kinds
-        found["written in this step"] = "run" in kinds
-        found["reserved (grey word: known, not run)"] = bool(kinds & {"known", "empty"})
+        found["K and V are there"] = "cached" in self._kinds
+        found["written in this step"] = "run" in self._kinds
+        found[self._reserved] = bool(self._kinds & {"known", "empty"})
         return {words for words, is_there in found.items() if is_there}
 
 

@@ -113,7 +113,7 @@ class DialExplorer(Explorer):
         height = below + max(TALL + 58, 30 + LINE * len(FACTS))
         sheet = Sheet(WIDTH, height + 22, (MARGIN, height + 12))
         sheet.hint = "hover over a slot to read whose it is"
-        title = f"step {step} of 0–{self.num_steps - 1} · {point.name}"
+        title = f"step {step} of {self.num_steps - 1} · {point.name}"
         sheet.text("title", MARGIN, 22, title, 15, **BOLD)
         draw_key(sheet, 22)
         draw_names(sheet, self.looks, 48, set(now.entries))
@@ -129,7 +129,7 @@ class DialExplorer(Explorer):
         shared = sum(len(who) > 1 for who in now.tokens.values())
         same = "those" if point.tokens_equal else "NOT those"
         return (
-            f"Step {step} of 0–{self.num_steps - 1}, {point.name}: {running} "
+            f"Step {step} of {self.num_steps - 1}, {point.name}: {running} "
             f"run, {usage.used} of {point.pool.num_slots} slots have a "
             f"token ({shared} for several requests), {usage.reserved} are reserved without one, "
             f"{usage.free} free. The whole run: {point.milliseconds:.0f} ms on the engine's clock, "

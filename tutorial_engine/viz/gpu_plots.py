@@ -9,9 +9,10 @@ from collections.abc import Mapping, Sequence
 from tutorial_engine.lab.on_gpu import SERVED, GpuServing, GpuStep
 from tutorial_engine.viz.parts import BOLD, CENTRE, DEAF, KEY, RIGHT, Sheet, Style
 from tutorial_engine.viz.picture import Picture
-from tutorial_engine.viz.request_look import Box, text_width
+from tutorial_engine.viz.request_look import look, text_width
 from tutorial_engine.viz.scene import HATCHED
 from tutorial_engine.viz.style import BLUE, GREEN, INK, ORANGE, PAPER, QUIET, RED, RULE
+from tutorial_engine.viz.words import listed
 
 LEFT, RIGHT_END = 70.0, 984.0  # of the time axis
 LANE, BETWEEN = 30.0, 8.0  # height of a lane, and what lies between two
@@ -55,38 +56,35 @@ def _step(scene: Sheet, step: GpuStep, top: float, scale: float, busy: float) ->
         scene.rect(f"{name}.launch", (LEFT, y, 6, LANE), BLUE, "one launch", stroke=INK)
         scene.note(f"{name}.free", LEFT + 14, y + 20, "one launch; then the CPU is free", 12)
         scene.rect(f"{name}.work", (LEFT, low, wide, LANE), GREEN, "the recorded step", stroke=INK)
-        words = f"kernels one behind the other: {_ms(step.seconds)}; above: {_ms(busy)}"
+        words = f"{_ms(step.seconds)} without a pause; dashed: the {_ms(busy)} of work above"
         mark = LEFT + busy * scale
         style: Style = {"stroke": INK, "stroke_width": 1.6, "stroke_dasharray": "3 2"}
         scene.add(f"{name}.busy", "path", d=f"M{mark:.1f} {low}v{LANE}", **style, **DEAF)
         if LEFT + wide + 8 + text_width(words, 12) < RIGHT_END:
             scene.note(f"{name}.words", LEFT + wide + 8, low + 20, words, 12)
         else:
-            _said(scene, f"{name}.words", (LEFT + wide / 2 - 150, low + 5, 300.0, LANE - 10), words)
+            _said(scene, f"{name}.words", LEFT + wide / 2, low, words)
         return
     parts = max(n for n in range(1, MOST_PARTS + 1) if step.launches % n == 0)
     each, work = wide / parts, wide / parts * step.busy / step.seconds
-    scene.rect(f"{name}.idle", (LEFT, low, wide, LANE), HATCHED, "the GPU waits", stroke=RULE)
+    scene.rect(f"{name}.idle", (LEFT, low, wide, LANE), HATCHED, "the GPU is idle", stroke=RULE)
     for part in range(parts):
         x = LEFT + each * part
         tip = f"{step.launches // parts} launches"
         scene.rect(f"{name}.cpu.{part}", (x, y, each, LANE), BLUE, tip, stroke=PAPER)
         scene.rect(f"{name}.gpu.{part}", (x + each - work, low, work, LANE), GREEN, "the GPU works")
-    box = (LEFT + wide / 2 - 150, y + 5, 300.0, LANE - 10)
-    _said(
-        scene,
-        f"{name}.launches",
-        box,
-        f"Python launches {step.launches} kernels: {_ms(step.seconds)}",
-    )
-    idle = step.seconds - step.busy
-    words = f"the GPU works {_ms(step.busy)} and waits {_ms(idle)}"
-    _said(scene, f"{name}.work", (LEFT + wide / 2 - 150, low + 5, 300.0, LANE - 10), words)
+    words = f"Python launches {step.launches} kernels: {_ms(step.seconds)}"
+    _said(scene, f"{name}.launches", LEFT + wide / 2, y, words)
+    words = f"the GPU works {_ms(step.busy)} and is idle {_ms(step.seconds - step.busy)}"
+    _said(scene, f"{name}.work", LEFT + wide / 2, low, words)
     words = f"a stripe stands for {step.launches // parts} launches and the work of their kernels"
     scene.note(f"{name}.parts", LEFT + wide, top + 14, words, KEY, **RIGHT)
 
 
-def _said(scene: Sheet, name: str, box: Box, words: str) -> None:
+def _said(scene: Sheet, name: str, middle: float, top: float, words: str) -> None:
+    """Words on paper, in the middle of a lane that begins there."""
+    wide = text_width(words, 12) + 24
+    box = (middle - wide / 2, top + 5, wide, LANE - 10)
     scene.rect(f"{name}.paper", box, PAPER, rx=4, **DEAF)
     scene.inside(f"{name}.words", box, words, 12)
 
@@ -125,9 +123,13 @@ def _near(scene: Sheet, launches: int, seconds: float, busy: float, top: float) 
         scene.inside(f"near.launch.{i}.words", box, f"launch: {_us(one)}", 12, **WHITE)
         box = (x + one * scale, low, work * scale, LANE)
         scene.rect(f"near.kernel.{i}", box, GREEN, f"a kernel: {_us(work)}", stroke=INK)
-    gap = (LEFT + (one + work) * scale, low + 5, (one - work) * scale, LANE - 10)
-    said = (gap[0] + gap[2] / 2 - 52, gap[1], 104.0, gap[3])
-    _said(scene, "near.wait", said, f"waits {_us(one - work)}")
+    _said(
+        scene,
+        "near.idle",
+        LEFT + (one + one / 2 + work / 2) * scale,
+        low,
+        f"idle: {_us(one - work)}",
+    )
     words = f"kernel: {_us(work)}"
     scene.note("near.kernel.words", LEFT + one * scale - 6, low + 20, words, 12, fill=INK, **RIGHT)
 
@@ -138,28 +140,32 @@ def serving_picture(launches: Mapping[str, int], speeds: Sequence[GpuServing]) -
     scene = Sheet(1000, 104 + 26 * rows + 30)
     scene.heading("Many requests at once")
     scene.note("served", 10, 42, SERVED, 12)
-    start, most = 380.0, max(launches.values())
+    start, longest, most = 330.0, 440.0, max(launches.values())
     scene.text("launches", 10, 72, "launches of one step (counted)", 12.5, **BOLD)
+    scene.note("launches.better", start, 72, "← shorter is better", 12)
     y = 80.0
     for i, (what, count) in enumerate(launches.items()):
         scene.text(f"way.{i}", 26, y + 16, what, 12)
-        wide = 520 * count / most
+        wide = longest * count / most
         scene.rect(f"way.{i}.bar", (start, y + 3, max(wide, 1), 17), BLUE, stroke=INK)
         scene.text(f"way.{i}.count", start + wide + 6, y + 16, f"{count:,}", 12, **BOLD)
         y += 26
     y += 24
     scene.text("speeds", 10, y - 6, "wanted tokens a second (measured)", 12.5, **BOLD)
+    scene.note("speeds.better", start, y - 6, "longer is better →", 12)
     fastest = max(one.second for one in speeds)
     for i, one in enumerate(speeds):
         scene.text(f"speed.{i}", 26, y + 16, one.what, 12)
-        for run, value, look in (("second", one.second, GREEN), ("first", one.first, ORANGE)):
+        for run, value, fill in (("second", one.second, GREEN), ("first", one.first, ORANGE)):
             height = 17.0 if run == "second" else 7.0
-            box = (start, y + 3 + (17 - height) / 2, 520 * value / fastest, height)
-            scene.rect(f"speed.{i}.{run}", box, look, f"{run} run: {value:,.0f}", stroke=INK)
+            box = (start, y + 3 + (17 - height) / 2, longest * value / fastest, height)
+            scene.rect(f"speed.{i}.{run}", box, fill, f"{run} run: {value:,.0f}", stroke=INK)
         words = f"{one.first:,.0f} / {one.second:,.0f}"
         if one.least is not None:
             words += f" (best of several; lowest {one.least[0]:,.0f} / {one.least[1]:,.0f})"
-        scene.text(f"speed.{i}.words", start + 520 * one.second / fastest + 6, y + 16, words, 12)
+        scene.text(
+            f"speed.{i}.words", start + longest * one.second / fastest + 6, y + 16, words, 12
+        )
         y += 26
     marks = {
         "first run": lambda name, box: scene.rect(
@@ -174,6 +180,82 @@ def serving_picture(launches: Mapping[str, int], speeds: Sequence[GpuServing]) -
         f"the best that was measured is {best.second:,.0f} wanted tokens a second ({best.what}), "
         f"{best.second / speeds[0].second:.1f}× as many as {speeds[0].what} in its second run."
     )
+    return scene.picture(caption, zoom=1.0)
+
+
+def end_to_end_picture(
+    tables: Sequence[Sequence[int]], lens: Sequence[int], block_size: int
+) -> Picture:
+    """A few sequences in blocks of a pool; below, their slots end to end, and `cu_seqlens`."""
+    num_blocks = max(block for table in tables for block in table) + 1
+    wide = min(34.0, 960 / (num_blocks * block_size), 960 / (sum(lens) + 1))
+    scene = Sheet(1000, 216)
+    scene.heading("From blocks to one list")
+    scene.note("pool", 10, 52, f"the pool: blocks of {block_size}; a number is a position")
+    slots = [
+        (table[p // block_size] * block_size + p % block_size, s, p)
+        for s, (table, length) in enumerate(zip(tables, lens, strict=True))
+        for p in range(length)
+    ]
+    held = {slot: (s, p) for slot, s, p in slots}
+    for slot in range(num_blocks * block_size):
+        x = 10 + slot * wide + slot // block_size * 6
+        box = (x, 76, wide - 2, 26)
+        s, p = held.get(slot, (None, ""))
+        scene.cell(
+            f"pool.{slot}", box, "solid" if slot in held else "free", None if s is None else look(s)
+        )
+        scene.inside(f"pool.{slot}.position", box, str(p), 12)
+        if slot % block_size == 0:
+            scene.note(f"block.{slot}", x, 71, f"block {slot // block_size}")
+    scene.note("gathered", 10, 134, "end to end: a number is a slot")
+    for i, (slot, s, _) in enumerate(slots):
+        box = (10 + i * wide, 142, wide - 2, 26)
+        scene.cell(f"list.{i}", box, "solid", look(s))
+        scene.inside(f"list.{i}.slot", box, str(slot), 12)
+    ends = [sum(lens[:n]) for n in range(len(lens) + 1)]
+    for n, end in enumerate(ends):
+        x = 9 + end * wide
+        scene.add(f"end.{n}", "path", d=f"M{x:.1f} 138V182", stroke=INK, stroke_width=1.6, **DEAF)
+        scene.text(f"end.{n}.words", x, 197, str(end), 12, **(BOLD | CENTRE))
+    scene.text("ends", 24 + ends[-1] * wide, 197, "cu_seqlens", 12, **BOLD)
+    caption = (
+        f"{len(lens)} sequences of {listed(map(str, lens))} tokens lie end to end in one list of "
+        f"{ends[-1]} slots, and cu_seqlens is {', '.join(map(str, ends))}."
+    )
+    return scene.picture(caption, zoom=1.0)
+
+
+Held = tuple[Sequence[int], Mapping[str, tuple[int, int]]]  # numbers; whose: begin and how many
+
+
+def gpu_memory_picture(times: Mapping[str, Held], reads: Mapping[str, tuple[int, int]]) -> Picture:
+    """Numbers at the places of a GPU's memory at some times, whose they are, and what is read."""
+    wide, tall = 44.0, 72.0
+    scene = Sheet(1000, 50 + tall * len(times) + 16)
+    scene.heading("The places that the recording reads", "every place holds a number")
+    colours: dict[str, int] = {}
+    for row, (when, (numbers, owners)) in enumerate(times.items()):
+        y = 50 + tall * row
+        scene.text(f"{row}.when", 10, y + 32, when, 12.5, **BOLD)
+        for name, (begin, count) in owners.items():
+            one = look(colours.setdefault(name, len(colours)))
+            scene.note(f"{row}.{name}", 240 + begin * wide, y + 8, name, 12)
+            for place in range(begin, begin + count):
+                box = (240 + place * wide, y + 14, wide - 3, 28)
+                scene.cell(f"{row}.{place}", box, "solid", one)
+                scene.inside(f"{row}.{place}.number", box, str(numbers[place]), 12.5)
+    y = 50 + tall * len(times) - 20
+    scene.note("reads", 10, y + 22, "the recording reads here:", 12)
+    for name, (begin, count) in reads.items():
+        x, end = 240 + begin * wide, 237 + (begin + count) * wide
+        scene.add(
+            f"reads.{name}", "path", d=f"M{x} {y}v6H{end}v-6", fill="none", stroke=INK, **DEAF
+        )
+        scene.note(f"reads.{name}.words", (x + end) / 2, y + 22, name, 12, **CENTRE)
+    where = (f"{name} at places {a} to {a + n - 1}" for name, (a, n) in reads.items())
+    there = (f"{when}, {listed(owners)} lie there" for when, (_, owners) in times.items())
+    caption = f"The recording reads {listed(where)}; {'; '.join(there)}."
     return scene.picture(caption, zoom=1.0)
 
 
@@ -192,11 +274,11 @@ def _caption(steps: Sequence[GpuStep], floor: float | None) -> str:
     idle = 1 - first.busy / first.seconds
     told = (
         f"From these figures: {first.launches} launches in {_ms(first.seconds)} are one in "
-        f"{_us(one)}; a kernel runs for {_us(work)} on average, so the GPU waits for {idle:.0%} "
+        f"{_us(one)}; a kernel runs for {_us(work)} on average, so the GPU is idle for {idle:.0%} "
         "of the step"
     )
     for step in others:
-        told += f"; {step.what}, the step takes {_ms(step.seconds)}"
+        told += f"; “{step.what}” takes {_ms(step.seconds)}"
         told += f", {first.seconds / step.seconds:.1f} times less"
     if floor is not None:
         told += f"; nothing can be faster than {_ms(floor)}"

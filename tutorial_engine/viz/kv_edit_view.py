@@ -16,15 +16,15 @@ from tutorial_engine.viz.flow import words
 from tutorial_engine.viz.parts import BOLD, CENTRE, MARGIN, Sheet, part_of, shade
 from tutorial_engine.viz.picture import Picture
 from tutorial_engine.viz.player import Frame
-from tutorial_engine.viz.request_look import Look, look
+from tutorial_engine.viz.request_look import look
 from tutorial_engine.viz.style import INK
 from tutorial_engine.viz.tokens import token_labels
 from tutorial_engine.viz.words import listed, numbered
 
 TEXTS = ("Kamo had an old coat.", "Kumo had an old coat.")
 PARTS = {"V": "v", "K": "k", "K and V": "kv"}  # as a reader chooses them
-WIDE, CELL = 560.0, 58.0
-SIDE = 88.0  # of the labels in front of the rows of a map
+WIDE, CELL, ROW = 610.0, 58.0, 18.0
+LEFT, SIDE = 66.0, 88.0  # of the labels in front of the rows of a memory, and of a map
 
 
 class Transplant(NamedTuple):
@@ -37,6 +37,7 @@ class Transplant(NamedTuple):
     slots: tuple[int, ...]
     layers: tuple[int, ...]
     which: str
+    num_layers: int
     texts: tuple[str, str]
     own: str
     donors: str
@@ -73,43 +74,44 @@ def transplant(
 
     labels = token_labels(tokenizer, ids[0]), token_labels(tokenizer, ids[1])
     stories = told(0), told(1), told(0, exchange)
-    return Transplant(labels, slots, tuple(layers), which, texts, *stories)
+    count = model.config.num_hidden_layers
+    return Transplant(labels, slots, tuple(layers), which, count, texts, *stories)
 
 
 def transplant_scene(edit: Transplant) -> Sheet:
-    """The two texts as tokens, the exchanged slots marked, and the story before and after."""
-    sheet = Sheet(WIDE, 300)
-    looks = look(0), look(1)
-    sheet.note("screen", MARGIN, 20, "the text on the screen, and its memory", 14)
-    _tokens(sheet, "a", edit.labels[0], 30, looks[0], edit.slots)
-    sheet.note("other", MARGIN, 149, "another text, and its memory", 14)
-    _tokens(sheet, "b", edit.labels[1], 104, looks[1])
+    """Two texts and their memories, K and V of each layer; what was copied; and both stories."""
+    low, below = 31 + ROW * edit.num_layers, 60  # of a memory, and of the other from it
+    sheet = Sheet(WIDE, 2 * low + below + 154)
+    sheet.note("screen", MARGIN, 16, "the text on the screen, and its memory", 14)
+    _memory(sheet, "a", edit, 0, 24)
+    _memory(sheet, "b", edit, 1, low + below - 8)
+    sheet.note("other", MARGIN, 2 * low + below + 6, "another text, and its memory", 14)
     for slot in edit.slots:
-        x = MARGIN + (slot + 0.5) * CELL
-        _cell(sheet, f"new.{slot}", slot, edit.labels[0][slot], 30, looks[0], looks[1])
-        sheet.arrow(f"moved.{slot}", [(x, 102), (x, 64)], INK, 2.2)
-    sheet.text("parts", MARGIN + (edit.slots[-1] + 1) * CELL + 4, 88, edit.parts, 15, **BOLD)
-    y = _story(sheet, "before", "without the exchange the story goes on", edit.own, 178)
+        x = LEFT + (slot + 0.5) * CELL
+        sheet.arrow(f"moved.{slot}", [(x, low + below - 12), (x, low + 14)], INK, 2.2)
+    right = LEFT + (edit.slots[-1] + 1) * CELL
+    sheet.text("parts", right + 4, low + 38, edit.parts, 15, **BOLD)
+    y = _story(sheet, "before", "without the exchange the story goes on", edit.own, 2 * low + 92)
     _story(sheet, "after", "with the exchange", edit.story, y)
     sheet.parts = [[(0, 0, WIDE, sheet.height)]]
     return sheet
 
 
-def _tokens(
-    sheet: Sheet, name: str, labels: Sequence[str], y: float, one: Look, but: Sequence[int] = ()
-) -> None:
-    for slot, label in enumerate(labels):
-        if slot not in but:
-            _cell(sheet, f"{name}.{slot}", slot, label, y, one, one)
-
-
-def _cell(
-    sheet: Sheet, name: str, slot: int, label: str, y: float, one: Look, memory: Look
-) -> None:
-    """A token, in the colour of the text whose memory its slot holds."""
-    box = (MARGIN + slot * CELL, y, CELL - 4, 28.0)
-    sheet.cell(name, box, "cached" if one is memory else "written", memory)
-    sheet.inside(f"{name}.label", box, label, 14, **({} if one is memory else BOLD))
+def _memory(sheet: Sheet, name: str, edit: Transplant, text: int, y: float) -> None:
+    """The tokens of a text, and below each its K and V in every layer, in their text's colour."""
+    for slot, label in enumerate(edit.labels[text]):
+        x = LEFT + slot * CELL
+        sheet.inside(f"{name}.{slot}.label", (x, y, CELL - 4, 20), label, 14)
+        for layer, (i, part) in itertools.product(range(edit.num_layers), enumerate("KV")):
+            is_new = slot in edit.slots and layer in edit.layers and part.lower() in edit.which
+            one = look(1 if is_new else text)
+            half = (CELL - 4) / 2
+            box = (x + i * half, y + 22 + ROW * layer, half, ROW - 3.0)
+            cell = f"{name}.{slot}.{layer}.{part}"
+            sheet.cell(cell, box, "written" if is_new else "cached", one)
+            sheet.inside(f"{cell}.name", box, part, 10, **(BOLD if is_new else {}))
+    for layer in range(edit.num_layers):
+        sheet.note(f"{name}.layer.{layer}", MARGIN, y + 34 + ROW * layer, f"layer {layer}", 12)
 
 
 def _story(sheet: Sheet, name: str, title: str, told: str, y: float) -> float:

@@ -165,9 +165,14 @@ def qkv_picture(
     )
 
 
+def far_value(results: Sequence[Tensor]) -> float:
+    """The size that one value in ten is beyond: a few large ones would leave the others grey."""
+    return float(torch.cat(list(results)).abs().quantile(0.9))
+
+
 def _results(sheet: Sheet, results: Sequence[Tensor], dim: int, framed: int) -> None:
     """All numbers of q, k and v, a line for each head; one of q has a frame."""
-    far = float(torch.cat(list(results)).abs().max())
+    far = far_value(results)
     y, wide = 180.0, 660 / dim
     for name, values in zip("qkv", results, strict=True):
         count = len(values) // dim
@@ -186,8 +191,9 @@ def _results(sheet: Sheet, results: Sequence[Tensor], dim: int, framed: int) -> 
     sheet.outline("framed", frame, 1, stroke=RED)
     sheet.note("scale", 824, 206, "value", 12)
     sheet.colour_scale("scale", (824, 214, 126, 14))
-    for x_at, end, side in ((824, -far, {}), (887, 0.0, CENTRE), (950, far, RIGHT)):
-        sheet.note(f"scale{x_at}", x_at, 244, _signed(end, 1 if end else 0), 12, **side)
+    ends = (f"≤ {_signed(-far, 1)}", "0", f"≥ {_signed(far, 1)}")
+    for x_at, end, side in zip((824, 887, 950), ends, ({}, CENTRE, RIGHT), strict=True):
+        sheet.note(f"scale{x_at}", x_at, 244, end, 12, **side)
 
 
 def _numbers(sheet: Sheet, name: str, y: float, words: str, numbers: Tensor) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import matplotlib
 from matplotlib.colors import to_hex
 
-from tutorial_engine.viz.request_look import Box, Look, cut_to, text_width
+from tutorial_engine.viz.request_look import Box, Look, cut_to, text_width, tint
 from tutorial_engine.viz.scene import HATCHED, Scene
 from tutorial_engine.viz.style import INK, MAGNITUDE, PAPER, QUIET, RULE
 
@@ -70,15 +70,16 @@ def legend_width(words: Sequence[str], wide: float = 18, gap: float = 16) -> flo
 def cell_style(state: str, one: Look | None = None) -> tuple[str, Style]:
     """Fill and edge of a cell. It reads without its colour, which is that of a request.
 
-    "free" and "gone": nobody's. "reserved": a slot without K and V. "cached": they are there.
-    "written": this step writes them. "solid": the request's full colour. "known": a token that has
-    not run, "sampled" by this step.
+    "free" and "gone": nobody's. "reserved": a slot without K and V. "cached": they are there,
+    "kept" for whoever finds them. "written": this step writes them. "solid": the request's full
+    colour. "known": a token that has not run, "sampled" by this step.
     """
     if one is None or state in ("free", "gone", "reserved"):
         return (HATCHED if state == "reserved" else PAPER), {"stroke": RULE}
     edge: Style = {"stroke": one.colour}
     return {
         "cached": (one.light, edge),
+        "kept": (tint(one.colour, 0.14), {"stroke": tint(one.colour, 0.5)}),
         "solid": (one.dark, edge),
         "written": (one.dark, THICK),
         "known": (PAPER, edge | {"stroke_dasharray": "3 3"}),

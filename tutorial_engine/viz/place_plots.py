@@ -42,7 +42,7 @@ LOOKS = (  # eight requests side by side; two more colours that survive colour b
 WORDS = {
     "prefill": "prefill",
     "decode": "decode",
-    "recompute": "again, after preemption",
+    "recompute": "after preemption",
     "END": "the request ends",
     WASTED: "wasted: nobody has it, although somebody waits",
     "stalls": "wasted: its request runs nothing",

@@ -274,7 +274,8 @@ h1{{font-size:1.25rem;margin:.2rem 0 .6rem}}
 .card,.card main{{margin:0;padding:0;height:100vh;display:flex;flex-direction:column;flex:1}}
 .card #view{{flex:1;min-height:0}}.card #stage{{min-width:0;height:100%}}
 .card .parts:last-child{{flex-wrap:nowrap}}
-.card :is(h1,.lead,.choice,.keys,#caption){{display:none}}
+.card :is(.lead,.choice,.keys,#caption){{display:none}}
+.card h1{{position:absolute;clip-path:inset(50%);margin:0}}
 .card .bar>:not(#play){{display:none}}
 .bar{{display:flex;flex-wrap:wrap;gap:.5rem;align-items:center;padding:.4rem 0;
 position:sticky;bottom:0;background:{PAPER}}}

@@ -238,7 +238,7 @@ class SchedulerRun:
 
     def caption(self, step: int) -> str:
         """One sentence: who ran what, who waits and why, who is done and who is to come."""
-        now, start = self.steps[step], f"Step {step} of 0–{self.last}"
+        now, start = self.steps[step], f"Step {step} of {self.last}"
         ran = ", ".join(self.ran(name, step) for name in now.scheduled)
         parts = [
             f"{start}, {self.policy}: one forward runs {now.num_tokens} of {self.budget} budget "

@@ -191,7 +191,7 @@ class _StepSheet(Sheet):
         run = self.run
         now = f"one forward runs {self.now.num_tokens} of at most {tokens(run.budget)}"
         limits = f"{run.policy} · budget {run.budget} · max_num_seqs {run.max_num_seqs}"
-        self.heading(f"step {self.step} of 0–{run.last} · {now}", limits)
+        self.heading(f"step {self.step} of {run.last} · {now}", limits)
         note, one = "numbers = tokens run in that step", next(iter(self.looks.values()))
         self.note("numbers", MARGIN, 48, note)
         self.keys.append((MARGIN - 2, 34, text_width(note, KEY) + 14, 22))

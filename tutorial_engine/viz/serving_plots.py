@@ -41,12 +41,14 @@ def sweep(
     xlabel: str,
     ylabel: str,
     at_most: Mapping[str, float] | None = None,
+    steps: bool = False,
 ) -> Picture:
     """Lines over one dial (batch size, budget, arrival rate), a panel for each way to measure.
 
     A panel is a line, or {name: line}; a line has a number per x, or None where there is none.
     Panels keep their own scale: a virtual clock's seconds are not this machine's. `at_most` gives
     limits to lines by name: each is dotted, and where all limits are kept the panel is shaded.
+    With `steps` a number holds from the x before it to its own.
     """
     if not lines or not x:
         raise ValueError(
@@ -66,7 +68,8 @@ def sweep(
         if not named:
             raise ValueError(f"{panel}: give at least one line")
         for i, (name, pairs) in enumerate(named.items(), place if alone else 0):
-            ax.plot(*zip(*pairs, strict=True), label=name, linewidth=2, **line_look(i))
+            look = line_look(i) | ({"drawstyle": "steps-pre", "markersize": 4} if steps else {})
+            ax.plot(*zip(*pairs, strict=True), label=name, linewidth=2, **look)
         dial_axis(ax, x, 8, xlabel)
         ax.set_xlabel(textwrap.fill(ax.get_xlabel(), LABEL))
         most = max(value for pairs in named.values() for _, value in pairs)
@@ -75,7 +78,7 @@ def sweep(
         lines_across(ax)
         if len(named) > 1:
             ax.legend(loc="best", fontsize=9.5)
-        kept = _limits(ax, named, at_most or {})
+        kept = _limits(ax, named, at_most or {}, x if steps else ())
         ways = [f"{name} " * (len(named) > 1) + _way(pairs, x) for name, pairs in named.items()]
         told.append(f"{panel}{f' ({ylabel})' * bool(ylabel)} {', '.join(ways)}{kept}")
     first, last = f"{x[0]:g}", f"{x[-1]:g}"
@@ -84,9 +87,15 @@ def sweep(
 
 
 def _limits(
-    ax: Axes, named: Mapping[str, Sequence[tuple[float, float]]], at_most: Mapping[str, float]
+    ax: Axes,
+    named: Mapping[str, Sequence[tuple[float, float]]],
+    at_most: Mapping[str, float],
+    edges: Sequence[float],
 ) -> str:
-    """Draw the limits of these lines, and shade where all are kept; what the caption says of it."""
+    """Draw the limits of these lines, and shade where all are kept; what the caption says of it.
+
+    `edges` are the ends of the steps; none for lines.
+    """
     limits = {name: at_most[name] for name in named if name in at_most}
     if not limits:
         return ""
@@ -101,8 +110,13 @@ def _limits(
         return ", nowhere are all limits kept"
     left, right = ax.get_xlim()
     edge = 0.01 * (right - left)  # one value alone is seen as well
-    ax.axvspan(kept[0] - edge, kept[-1] + edge, color=RULE, alpha=0.6, zorder=0, linewidth=0)
-    ax.annotate("all kept", (kept[0], 0), (4, 5), textcoords="offset points", fontsize=9.5)
+    begin, end = kept[0] - edge, kept[-1] + edge
+    if edges:
+        begin, end = max((a for a in edges if a < kept[0]), default=kept[0]), kept[-1]
+    ax.axvspan(begin, end, color=RULE, alpha=0.6, zorder=0, linewidth=0)
+    ax.annotate("all kept", (begin, 0), (4, 5), textcoords="offset points", fontsize=9.5)
+    if edges:
+        return f", all limits kept from {begin:g} to {end:g}"
     return f", all limits kept at {listed([f'{a:g}' for a in kept])}"
 
 
@@ -145,6 +159,7 @@ def throughput_latency(
     figure, (ax,) = panels(8.6, 4.6)
     every = [point for points in curves.values() for point in points]
     speeds, times = [point[1] for point in every], [point[2] for point in every]
+    wide = 0 < 10 * min(times) < max(times)  # the small ones would lie on the axis
     told = []
     for i, (name, points) in enumerate(curves.items()):
         xs, ys = [point[1] for point in points], [point[2] for point in points]
@@ -152,14 +167,14 @@ def throughput_latency(
         side = -1 if i % 2 else 1  # neighbours have their labels on different sides
         for words, x, y in points:
             at: dict[str, Any] = {"ha": "left" if side > 0 else "right", "va": "center"}
-            up = 8 if y < 0.05 * max(times) else -8 * side  # above the axis in any case
+            on_axis = not wide and y < 0.05 * max(times)
+            up = 8 if on_axis else -8 * side
             ax.annotate(str(words), (x, y), (7 * side, up), textcoords="offset points", **at)
         first, last = (f"{_digits(ys[j])} ms at {_digits(xs[j])} tok/s" for j in (0, -1))
         told.append(
             f"“{name}” {f'goes from {first} to {last}' if len(points) > 1 else f'has {last}'}"
         )
     ax.set(xlim=(0, 1.12 * max(speeds) or 1), ylim=(0, 1.15 * max(times) or 1))
-    wide = 0 < 10 * min(times) < max(times)  # the small ones would lie on the axis
     if wide:
         ax.set(yscale="log", ylim=(min(times) / 1.5, 1.5 * max(times)))
     ax.yaxis.set_major_formatter(ROUND)

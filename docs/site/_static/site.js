@@ -1,11 +1,14 @@
 // What is wider than its place is moved sideways; whoever has no mouse must reach it with Tab.
 "use strict";
 function reach() {
-  for (const box of document.querySelectorAll("pre, .strip, .table-wrapper")) {
+  for (const box of document.querySelectorAll("pre, .strip, .table-wrapper, .text_html")) {
     if (box.scrollWidth > box.clientWidth) box.tabIndex = 0;
     else box.removeAttribute("tabindex");
   }
 }
+// The theme has two asides, and gives a screen reader no name for either.
+document.querySelector(".sidebar-drawer")?.setAttribute("aria-label", "site");
+document.querySelector(".toc-drawer")?.setAttribute("aria-label", "this page");
 addEventListener("load", reach);
 addEventListener("resize", reach);
 

@@ -2,9 +2,9 @@
 # # A3 · The same requests in vLLM
 #
 # This appendix comes after notebook 05, and takes about 50 minutes. vLLM is an engine that serves many users on many GPUs.
-# Here you see what it decided for some requests, and what the engine of these notebooks decides for the same ones. You do
-# not need vLLM. Its runs were recorded with vLLM 0.32.0 on a CPU, with the small model of these notebooks. The records are
-# part of the package.
+# Here you see what it decided for some requests. The engine of these notebooks then decides for the same ones. You do
+# not need vLLM: its runs were recorded on a CPU, with vLLM 0.32.0 and the small model of these notebooks. The records
+# are part of the package.
 
 # %%
 import torch
@@ -23,7 +23,8 @@ model, tokenizer = load_model(), load_tokenizer()
 # **Objective:** run a program for vLLM on this engine.
 #
 # What you import from `tutorial_engine` has the names of vLLM. This program works with both engines. (`TINY` is the
-# folder of the small model. With `enforce_eager` vLLM does not compile the model, which would take long.)
+# folder of the small model. With `enforce_eager` vLLM does not compile the model, which would take long. On a CPU vLLM
+# has blocks of 32 tokens, or of a multiple of 32.)
 
 
 # %%
@@ -80,9 +81,9 @@ if importlib.util.find_spec("vllm"):
 # **Objective:** read a run of vLLM in pictures that you know.
 #
 # In the next run three users sent their requests to vLLM at the same time. The memory was small: 5 blocks of 32
-# tokens. At most three requests run in a step, and at most 64 tokens: in step 0 `r2` runs only the first 20 tokens of its
-# 24. A request takes its second block in the step that runs its token 33. (vLLM counts its blocks from 1. The trace counts
-# them from 0, as this engine does.)
+# tokens. A step runs at most three requests, and at most 64 tokens. So in step 0 only 20 tokens are left for `r2`,
+# whose prompt has 24. A request takes its second block in the step that runs its 33rd token. (vLLM counts its blocks from
+# 1. The trace counts them from 0, as this engine does.)
 
 # %%
 from tutorial_engine.trace import history
@@ -105,8 +106,18 @@ predictions.ask(
 )
 
 # %% [markdown]
-# `serve_again` gives the same requests and the same limits to our engine, and returns its trace. `at_one_pace` gives each
-# step 20 ms in both runs, because we compare decisions and not speed. The picture does not say which engine is which.
+# `serve_again` gives the same requests and the same limits to our engine, and returns its trace. vLLM's run has 36 steps.
+
+# %%
+predictions.ask(
+    "same",
+    "In how many of these steps does our engine make the same plan, and give out the same blocks?",
+    ["in none: the engines count differently", "in 13: until the memory is full", "in all 36"],
+)
+
+# %% [markdown]
+# The picture has both runs. Can you see which one is vLLM's? (`at_one_pace` gives each step 20 ms in both, because we
+# compare decisions and not speed.)
 
 # %% tags=["figure-which"]
 from tutorial_engine.lab import at_one_pace, serve_again
@@ -115,8 +126,8 @@ from tutorial_engine.viz import places
 
 ours = serve_again(theirs, model)
 gone = [(event.step, event.request_id) for event in theirs.events if isinstance(event, Preempted)]
-two = {"one engine": at_one_pace(theirs), "the other": at_one_pace(ours)}
-title = "Who has each place in each step"
+two = {"upper run": at_one_pace(theirs), "lower run": at_one_pace(ours)}
+title = "Which run is vLLM's?"
 places(two, title) if predictions.reveal(
     "victim", "in step {}, that of {}".format(*gone[0])
 ) else None
@@ -124,15 +135,7 @@ places(two, title) if predictions.reveal(
 # %% [markdown]
 # In step 9 `r1` takes block 3, in step 10 `r2` takes block 4, and in step 13 `r0` needs a block, too. None is free. From
 # then on one place stays empty, because there is no memory for `r2`. ("Wasted" is the word of notebook 03 for this.)
-
-# %%
-predictions.ask(
-    "which",
-    "One of the two runs is vLLM's, the other one is ours. Which is vLLM's?",
-    ["the upper one", "the lower one", "nobody can see it: the steps are the same"],
-)
-
-# %% [markdown]
+#
 # A picture may hide a difference. `plans` reads from a trace what each step ran, and all block tables.
 
 
@@ -146,19 +149,25 @@ def plans(trace):
 
 pairs = list(zip(plans(theirs), plans(ours), strict=True))
 same = sum(a == b for a, b in pairs)
-if predictions.reveal("which", 2 if same == len(pairs) else 0):
+if predictions.reveal("same", f"in all {same}"):
     print(f"{same} of {len(pairs)} steps have the same plan and the same block tables")
 
 # %% [markdown]
-# (The upper one is vLLM's.) In each step both engines run the same requests, with the same numbers of tokens and the same
-# blocks, and they take memory away from the same request. The scheduler of these notebooks follows vLLM's rules. The tests
-# of the package compare it with 40 recorded runs of vLLM, step by step. (They ran without asynchronous scheduling, as vLLM
-# on a CPU always does. With it, the next step is planned before the tokens of the last one are known: section 7.)
+# Nobody can see it. (The upper run is vLLM's.) In each step both engines run the same requests, with the same numbers of tokens and the same
+# blocks. They take memory away from the same request. This is no accident: the scheduler of these notebooks follows vLLM's
+# rules. The tests of the package compare it with 41 recorded runs of vLLM. All 3,884 steps are equal.
+#
+# One thing of vLLM was off in these runs, as always on a CPU: *asynchronous scheduling*. With it, the next step is
+# planned before the tokens of the last one are known (section 7).
 
 # %% [markdown]
 # ## 3 · Read a plan of vLLM
 #
 # **Objective:** explain a preemption and a hit from the state of the pool.
+#
+# To *preempt* a request means: its blocks are taken away, and it waits. A *hit* is a block that a request finds in the pool.
+# The request does not run its tokens again. Each full block has a *hash*: a short number, made of its tokens and of all
+# tokens before them. A block is found by its hash.
 #
 # Why does `r2` leave its place after step 12, and why does it wait so long? Here is vLLM's pool at the end of step 12. In
 # step 13 each of the three requests has one token to run.
@@ -211,20 +220,41 @@ if chosen := predictions.reveal("again", num_found):
 block_view(theirs, 13) if chosen else None
 
 # %% [markdown]
-# Only full blocks can be found, so `r2` finds the 32 tokens of block 2, and runs its other 4. For these it needs a second
-# block. In step 13 (above) only block 2 itself is free: its K and V are still there. So `r2` waits until step 24.
+# The picture shows the end of step 13. Block 2 is pale: nobody has it, and its K and V are still there. Only full blocks
+# can be found, so `r2` finds these 32 tokens, and has to run the other 4. For them it needs a second block, and none is
+# free. So `r2` waits until step 24.
+#
+# In which order are free blocks taken? They stand in a queue, and the first one goes next. Here is vLLM's queue
+# before and after a step in which requests ended. The run is that of section 1.
+
+# %%
+from tutorial_engine.viz.block_facts import BlockRun
+
+steps = BlockRun(said, {}).steps
+for number, names in ((13, "L"), (19, "ABC")):
+    print(f"step {number}: the queue was", *steps[number - 1].free)
+    for name in names:
+        print(f"  {name} gives back", *steps[number].step.planned.requests[name].table)
+    print("  these have a hash:", *sorted(steps[number].hashes))
+    print("  the queue is now", *steps[number].free)
+
+# %%
+predictions.ask(
+    "second",
+    "Back to r2. The queue is 2; r0 gives back 0 4, then r1 gives back 1 3; 0, 1 and 2 have a hash. "
+    "In step 24 r2 finds block 2. Which block does it take as its second one?",
+    ["block 0", "block 1", "block 3", "block 4"],
+)
 
 # %% [markdown]
 # ### Exercise 1: the order of the free blocks (10 minutes)
 #
-# `r0` and `r1` end in step 23. Then `r2` finds block 2. Which block does it take as its second one? `queue` has the blocks
-# that are free already; the first one is taken next. `tables` has the tables that are given back, one after the other. No
-# other request has these blocks. `named` has all blocks with a hash. Return the new queue. Blocks without a hash go to its
-# front, and blocks with a hash go to its end. In both parts the tail of a table goes before its head, because more requests can
-# use the head.
+# Find vLLM's rule in the two steps above, and write it. `queue` has the blocks that are free already; the first one is taken
+# next. `tables` has the tables that are given back, one after the other. No other request has these blocks. `named` has all
+# blocks with a hash. Return the new queue.
 #
-# <details><summary>Hint</summary>For each table make two lists from <code>reversed(table)</code>: the blocks without a
-# hash, and those with one. The first list stands before the queue so far, and the second one behind it.</details>
+# <details><summary>Hint</summary>Which blocks of L came to the front of the queue, which to its end, and in which order?
+# Do this with one table after the other.</details>
 
 
 # %% tags=["exercise"]
@@ -244,13 +274,23 @@ from tutorial_engine.learn import check_free_order
 
 check_free_order(free_order)
 
+# %% tags=["figure-second"]
+if chosen := predictions.reveal("second", f"block {back.planned.requests['r2'].table[-1]}"):
+    print("the queue after step 23 was", *BlockRun(theirs, {}).steps[23].free)
+block_view(theirs, 24) if chosen else None
+
+# %% [markdown]
+# Blocks without a hash go to the front, because no request can find them. Blocks with a hash go to the end, so that they
+# can be found for as long as possible. In both parts the tail of a table goes before its head: more requests can use
+# the head. In the picture the first blocks of `r0` and `r1` are pale, and can still be found.
+
 # %% [markdown]
 # ## 4 · Predict the hits of a burst
 #
 # **Objective:** say what vLLM will find before it runs.
 #
-# Now four requests come at once to an empty pool. Their prompts have a common beginning, as the requests of one
-# application often do. Three of them may run at the same time.
+# A *burst* is several requests that come at once. Here four come to an empty pool. Their prompts have a common beginning,
+# as the requests of one application often do. Three of them may run at the same time.
 
 # %%
 burst = recorded_run("burst")
@@ -273,9 +313,8 @@ predictions.ask(
 # All requests come at once and in this order, and pool and budget are large enough. A prompt finds the longest beginning
 # that it shares with any earlier prompt. Only full blocks can be found, and at least one token must be left to run.
 #
-# <details><summary>Hint</summary>For each prompt, go through all earlier prompts and through the ends of blocks:
-# <code>range(block_size, len(prompt), block_size)</code>. Compare <code>prompt[:end]</code> with
-# <code>earlier[:end]</code>.</details>
+# <details><summary>Hint</summary>For each prompt, go through all earlier prompts. At which ends of a block are both equal
+# from their first token on? Which end is too late, because no token would be left?</details>
 
 
 # %% tags=["exercise"]
@@ -336,13 +375,12 @@ print(KVCacheSpec.from_model(model.config, torch.float32).bytes_per_token, "byte
 # ### Exercise 3: where do these numbers come from? (10 minutes)
 #
 # Find the rule for both numbers. `num_bytes` is the memory for keys and values, here 1 GiB. It is divided into blocks. The
-# log counts all of them, with the null block, which vLLM never gives out (section 7). A request of 300 tokens takes 10
-# blocks, 320 slots. The last 20 stay empty, and the log does not count them. Do not round the second number.
+# log counts all of them. One is the *null block*, which vLLM never gives to a request (section 7). A request of 300 tokens
+# takes 10 blocks, 320 slots. The last 20 stay empty, and the log does not count them. The first number is whole. Do not
+# round the second one.
 #
-# <details><summary>Hint</summary>Begin with the second number. It is the number of all blocks, divided by the blocks of a
-# request of <code>max_model_len</code> tokens: <code>-(-max_model_len // block_size)</code>, rounded up. A block is
-# <code>bytes_per_token * block_size</code> bytes, and only whole blocks count: <code>//</code>. The first number is the second
-# one times <code>max_model_len</code>, without its fraction: <code>int()</code>.</details>
+# <details><summary>Hint</summary>Begin with the second number: how many blocks are there, and how many does the longest
+# request take? The first number follows from it.</details>
 
 
 # %% tags=["exercise"]
@@ -365,12 +403,12 @@ check_log(log)
 #
 # **Objective:** open the function of vLLM that does what you know.
 #
-# vLLM's scheduler has 3,436 lines, and ours has about 370. For requests like ours the decisions are the same. The other lines
-# serve what our engine does not have, for example pictures and more than one machine. Each row names our function, and vLLM's
-# function in its file, with a link to it. Begin with the four rows that are open. The others open with a click.
+# vLLM's scheduler has 3,436 lines, and ours has 377. For requests like ours the decisions are the same. The other lines
+# serve what our engine does not have, for example images in a prompt, or more than one machine. Each row names our function
+# and vLLM's. The link leads to its line. Begin with the four rows that are open. The others open with a click.
 #
-# **A question for vLLM's code.** Open `BlockPool.free_blocks`. It gives back the blocks without a hash in the order "last in,
-# first out". A comment says why. What is the reason?
+# **A question for vLLM's code.** Open `BlockPool.free_blocks` in the table below. Of the blocks without a hash, the one that
+# was given back last is taken first. A comment says why. What is the reason?
 #
 # <details><summary>Answer</summary>"LIFO reuse of non-cached blocks for better GPU locality": the block that was given
 # back last was used last, so parts of it may still be in the fast caches of the GPU.</details>
@@ -389,17 +427,18 @@ Places()
 #   any `SamplingParams` vLLM takes what the model's file `generation_config.json` says.
 
 # %% [markdown]
-# - **Asynchronous scheduling.** By default on a GPU vLLM plans the next step before the last one has its tokens, so the GPU does not
-#   wait for Python. The tokens are the same, but a step need not be the same as ours then: vLLM may plan one more step for a
+# - **Asynchronous scheduling.** On a GPU vLLM by default plans the next step before the last one has its tokens. So the GPU
+#   does not wait for Python. The tokens are the same, but the steps may differ: vLLM may plan one more step for a
 #   request that has already ended. Our engine plans one step after the other, so that you can look between the steps.
 
 # %% [markdown]
-# - **The null block.** vLLM never gives out its block 0. A table may point to it where nothing is stored, for example before
-#   a sliding window. This is why the trace counts from 0 where vLLM counts from 1. vLLM's option `num_gpu_blocks_override`
-#   counts the null block: with 6, requests can use 5. Our `LLM` counts in the same way.
+# - **The null block.** vLLM never gives its block 0 to a request. A table may point to it where nothing is stored, for
+#   example before a sliding window (a layer with such a window sees only the last tokens). This is why the trace counts
+#   from 0 where vLLM counts from 1. vLLM's option `num_gpu_blocks_override` counts the null block: with 6, requests can
+#   use 5. Our `LLM` counts in the same way.
 
 # %% [markdown]
-# - **Watermark.** vLLM can keep a part of the blocks free when it admits requests. The default is none, as here.
+# - **Watermark.** This is a part of the blocks that stays free when requests are admitted. vLLM's default is none, as here.
 # - **Connectors** (parts that bring keys and values from another machine). We have none.
 # - **Speculative tokens.** A small model guesses several tokens, and the large one checks them in one forward. We have none.
 # - **Several samples.** Our samples of one prompt share all blocks, and copy one when they write to it. In vLLM
@@ -409,10 +448,9 @@ Places()
 # ## When one machine is not enough
 #
 # You can take a program that you wrote here to vLLM: change the import line, and write the temperature. (With
-# a temperature above 0 the same seed gives other tokens there.) There
-# `LLM(..., tensor_parallel_size=2)` divides the model among two GPUs, as appendix A1 does with two processes. For
-# several machines vLLM needs Ray (a library that starts programs on many machines) or its option `--nnodes`.
-# Plans, blocks and hits work there as you know them.
+# a temperature above 0 the same seed gives other tokens there.) In vLLM `LLM(..., tensor_parallel_size=2)` divides the
+# model among two GPUs, as appendix A1 does with two processes. For several machines vLLM needs Ray (a library that
+# starts programs on many machines) or its option `--nnodes`. Plans, blocks and hits work there as you know them.
 #
 # With `tutorial_engine.lab.record` you can look into your own vLLM, in the pictures of these notebooks. It needs an
 # engine in the same process, without asynchronous scheduling, and a model whose layers all keep all tokens.

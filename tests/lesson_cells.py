@@ -1,0 +1,125 @@
+"""The cells of a lesson as code: what they bind and read, which others they need, and a run."""
+
+import ast
+import contextlib
+import io
+import symtable
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+from nbformat import NotebookNode
+
+from tools.publish.build import make_notebook, sources
+
+
+@cache
+def fresh(name: str, solved: bool) -> NotebookNode:
+    return make_notebook(sources()[name], solved)
+
+
+def loads(node: ast.AST) -> set[str]:
+    """Global names that a statement or an expression reads, its functions' included."""
+    names, tables = set(), [symtable.symtable(ast.unparse(node), "cell", "exec")]
+    while tables:
+        table = tables.pop()
+        is_top = table.get_type() == "module"
+        names |= {
+            symbol.get_name()
+            for symbol in table.get_symbols()
+            if symbol.is_referenced() and (is_top or symbol.is_global())
+        }
+        tables += table.get_children()
+    return names
+
+
+def binds(node: ast.AST | None) -> set[str]:
+    """Names that a statement or a target binds at the top level of a cell."""
+    if node is None:
+        return set()
+    if isinstance(node, ast.FunctionDef | ast.ClassDef):
+        return {node.name}
+    found = set()
+    for child in ast.walk(node):
+        if isinstance(child, ast.Name) and isinstance(child.ctx, ast.Store):
+            found.add(child.id)
+        elif isinstance(child, ast.FunctionDef | ast.ClassDef):
+            found.add(child.name)
+        elif isinstance(child, ast.alias):
+            found.add((child.asname or child.name).split(".")[0])
+    return found
+
+
+@cache
+def defined_and_used(code: str) -> tuple[frozenset[str], frozenset[str]]:
+    """Names that a cell binds, and names that it reads before it binds them."""
+    bound: set[str] = set()
+    used: set[str] = set()
+
+    def scan(body: Sequence[ast.stmt]) -> None:
+        for statement in body:
+            first: list[tuple[ast.expr, ast.expr | None]] = []  # what is read, and then bound
+            if isinstance(statement, ast.For):
+                first = [(statement.iter, statement.target)]
+            elif isinstance(statement, ast.With):
+                first = [(item.context_expr, item.optional_vars) for item in statement.items]
+            elif isinstance(statement, ast.If | ast.While):
+                first = [(statement.test, None)]
+            elif not isinstance(statement, ast.Try):
+                used.update(loads(statement) - binds_own(statement) - bound)
+                bound.update(binds(statement))
+            for read, given in first:
+                used.update(loads(read) - bound)
+                bound.update(binds(given))
+            if not isinstance(statement, ast.FunctionDef | ast.ClassDef):
+                for inner in (statement, *getattr(statement, "handlers", [])):
+                    for field in ("body", "orelse", "finalbody"):
+                        scan(getattr(inner, field, []))
+
+    def binds_own(statement: ast.stmt) -> set[str]:
+        return binds(statement) if isinstance(statement, ast.FunctionDef | ast.ClassDef) else set()
+
+    scan(ast.parse(code).body)
+    return frozenset(bound), frozenset(used)
+
+
+def needed(codes: Sequence[str], place: int) -> set[int]:
+    """The cells that this one needs: those that bound its names last, and what they need."""
+    found, waiting = {place}, [place]
+    while waiting:
+        here = waiting.pop()
+        missing = set(defined_and_used(codes[here])[1])
+        for earlier in range(here - 1, -1, -1):
+            given = missing & defined_and_used(codes[earlier])[0]
+            missing -= given
+            if given and earlier not in found:
+                found.add(earlier)
+                waiting.append(earlier)
+    return found
+
+
+def changes(code: str) -> set[str]:
+    """Names that a cell binds or whose things it may change: `x =`, `x.y =`, `x[i] =`, `x.do()`.
+
+    Of a call that gives a value the name counts where the call is a line of its own.
+    """
+    touched: set[str] = set(defined_and_used(code)[0])
+    for node in ast.walk(ast.parse(code)):
+        stores = isinstance(node, ast.Attribute | ast.Subscript) and isinstance(node.ctx, ast.Store)
+        root: ast.AST | None = node if stores else getattr(node, "value", None)
+        if stores or (isinstance(node, ast.Expr) and isinstance(root, ast.Call)):
+            while (inner := getattr(root, "func", getattr(root, "value", None))) is not None:
+                root = inner
+            touched |= {root.id} if isinstance(root, ast.Name) else set()
+    return touched
+
+
+def run_cell(code: str, namespace: dict[str, Any], out: io.StringIO | None = None) -> object:
+    """Run it, printing to `out` → the value of its last line, if that is an expression."""
+    body = ast.parse(code)
+    last = body.body.pop() if isinstance(body.body[-1], ast.Expr) else None
+    with contextlib.redirect_stdout(out or io.StringIO()):
+        exec(compile(body, "cell", "exec"), namespace)
+        if last is None:
+            return None
+        return eval(compile(ast.Expression(last.value), "cell", "eval"), namespace)
