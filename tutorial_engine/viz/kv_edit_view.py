@@ -109,7 +109,7 @@ def _memory(sheet: Sheet, name: str, edit: Transplant, text: int, y: float) -> N
             box = (x + i * half, y + 22 + ROW * layer, half, ROW - 3.0)
             cell = f"{name}.{slot}.{layer}.{part}"
             sheet.cell(cell, box, "written" if is_new else "cached", one)
-            sheet.inside(f"{cell}.name", box, part, 10, **(BOLD if is_new else {}))
+            sheet.inside(f"{cell}.name", box, part, 11, **(BOLD if is_new else {}))
     for layer in range(edit.num_layers):
         sheet.note(f"{name}.layer.{layer}", MARGIN, y + 34 + ROW * layer, f"layer {layer}", 12)
 
