@@ -523,7 +523,20 @@ from tutorial_engine.learn import check_run_new
 
 mine.use(run_new, check_run_new)
 
+# %% [markdown]
+# This is the whole loop of an engine. `attention` holds the cache: in each layer it writes the new K and V, and reads all
+# of them. `mine.tell` does the same.
+
 # %%
+attention = mine.empty_cache(max_len=64)
+token_ids, computed = list(prompts[0]), 0
+for step in range(24):
+    if step < 3:
+        print(f"step {step}: {computed} tokens computed, {len(token_ids) - computed} to run")
+    logits = mine.parts("run_new", mine.model, attention, token_ids, computed)
+    computed = len(token_ids)
+    token_ids.append(int(logits.argmax()))
+print(tokenizer.decode(token_ids))
 mine.tell(PROMPTS[0])
 
 # %% [markdown]
@@ -694,7 +707,8 @@ print("slots still NaN in layer 0, row 2:", int(keys[0, 2, 0, :, 0].isnan().sum(
 # one position too far from the prompt.
 #
 # Below, `logits_of` runs a prompt, and then some given new tokens one by one. It returns *rows of logits*: row 0
-# after the prompt, row 1 after the first new token, and so on.
+# after the prompt, row 1 after the first new token, and so on. (`prefill` and `decode` both call one `forward`. Their names
+# only say which tokens are new.)
 
 
 # %%
@@ -764,8 +778,8 @@ positions_picture(range(first, end + 16), wrong, *labels) if chosen else None
 
 # %% [markdown]
 # `planted` put this bug into the package for a moment. `zoo` does so with four bugs, one after the other, and prints
-# the changed lines. The last bug gives a chunk the *upper* rows of the mask's triangle, as PyTorch's
-# `is_causal=True` does.
+# the changed lines: a position too late, K and V in a slot too early, a slot too many that is read, and a chunk with the
+# *upper* rows of the mask's triangle, as PyTorch's `is_causal=True` has it.
 
 
 # %%
@@ -780,7 +794,7 @@ print(f"{caught} of {len(BUGS_02)} bugs are caught")
 # ### Exercise 6: a test that catches all four (10 minutes)
 #
 # Write a test. It gets the function `logits_of`, calls it with a prompt, new tokens and a chunk size of your choice
-# (any ids below 256), and returns the logits. The check plants each bug, and the logits must change every time.
+# (any different ids below 256), and returns the logits. The check plants each bug, and the logits must change every time.
 # Then make the test smaller: how few tokens are enough?
 #
 # <details><summary>Hint</summary>Read the changed line of the fourth bug. For which <code>q_len</code> and
@@ -1050,8 +1064,7 @@ roofline_picture(bandwidth, peak, points) if chosen else None
 # A long prefill is *compute-bound*: many tokens share each weight that is read, and it comes near the roof. Decode
 # of one sequence is *memory-bound*: it reads all weights for one token. That is why eight sequences, with
 # eight times the FLOPs, take far less than eight times as long. So every server decodes many sequences at once.
-# (Decode stays below the roof: a product with few rows often reads memory more slowly than the long read that
-# measured the bandwidth.)
+# (Decode stays below the roof: we measured the bandwidth with one long read, and a small product often does not reach it.)
 #
 # A batch shares the weights and not the KV caches: each sequence reads its own K and V. For the whole
 # Qwen3-0.6B in bf16, and the GPU of the calculator:
@@ -1071,7 +1084,7 @@ for num_seqs in (1, 8, 64, 512):
 # is **H/H_kv FLOPs a byte, whatever the batch or the context**: 2 for Qwen3-0.6B, 4 for Llama-3.1-8B, 1 with MHA.
 # (The table counts the products with the weights, too. The longer the contexts, the nearer it comes to 2.) So fewer K/V heads help, and decode stays memory-bound.
 #
-# Often the memory is full before the ridge is near: K and V of 512 · 4,096 tokens take 224 GiB, and the GPU has 24.
+# The memory is often full long before the batch reaches the ridge: K and V of 512 · 4,096 tokens take 224 GiB, and the GPU has 24.
 
 # %%
 print(predictions.score())
@@ -1172,8 +1185,9 @@ mine.tell(PROMPTS[2], drawn)
 
 # %% [markdown]
 # **The seed mistake.** Each request has its own random generator, which is seeded *once*. Plausible
-# code seeds it again before every draw, so that "the result is reproducible". Then every draw gives the
-# same number, and the text repeats itself.
+# code seeds it again before every draw, so that "the result is reproducible". Then every draw uses the same random number:
+# after the same text always the same token. A story still reads like a story, so this bug is easy to miss. Below are 12
+# draws after one text.
 
 # %% tags=["figure-draws"]
 from tutorial_engine.sampling import Sampler

@@ -45,7 +45,7 @@ class Transplant(NamedTuple):
 
     @property
     def parts(self) -> str:
-        """What was exchanged, in words."""
+        """What was copied, in words."""
         part = listed(name for name in ("K", "V") if name.lower() in self.which)
         return f"{part} of {numbered(self.slots, 'slot')}, {numbered(self.layers, 'layer')}"
 
@@ -91,8 +91,8 @@ def transplant_scene(edit: Transplant) -> Sheet:
         sheet.arrow(f"moved.{slot}", [(x, low + below - 12), (x, low + 14)], INK, 2.2)
     right = LEFT + (edit.slots[-1] + 1) * CELL
     sheet.text("parts", right + 4, low + 38, edit.parts, 15, **BOLD)
-    y = _story(sheet, "before", "without the exchange the story goes on", edit.own, 2 * low + 92)
-    _story(sheet, "after", "with the exchange", edit.story, y)
+    y = _story(sheet, "before", "without the copy the story goes on", edit.own, 2 * low + 92)
+    _story(sheet, "after", "with the copy", edit.story, y)
     sheet.parts = [[(0, 0, WIDE, sheet.height)]]
     return sheet
 
@@ -130,7 +130,7 @@ def transplant_caption(edit: Transplant) -> str:
         told = "The story is the one that it told before, word for word."
     else:
         told = "The story is neither of the two texts' own."
-    return f"Exchanged: {edit.parts}, from the memory of “{edit.texts[1].rstrip('.')}”. {told}"
+    return f"Copied: {edit.parts}, from the memory of “{edit.texts[1].rstrip('.')}”. {told}"
 
 
 def transplant_picture(model: Qwen3ForCausalLM, tokenizer: Tokenizer) -> Picture:
