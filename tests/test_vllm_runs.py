@@ -105,6 +105,10 @@ def test_the_learners_own_parts_decide_as_vllm_does() -> None:
         "vLLM's tokens."
     )
     assert "✔ With the package's parts, 203" in repr(server_with("pages").beside_vllm())
+    shown = repr(pages.beside_vllm(show_step=1)).partition("Step 1 of the last run:\n")[2]
+    lines = [line.split() for line in shown.splitlines()]
+    assert lines[0] == ["vLLM", "here"] and ["r3", "runs", "59", "59"] in lines
+    assert [len(line) for line in lines if line[1:2] == ["blocks"]][-4:] == [10, 10, 6, 10]
     with pytest.raises(ValueError, match="vLLM has blocks"):
         server_with("cells").beside_vllm()
 

@@ -201,8 +201,8 @@ run = server.serve(PROMPTS, params)
 
 # %% [markdown]
 # Your map now says where K and V are read. The engine calls it when a table is new or has got one
-# more block. That happened 6 times: A, B and C began with 3, 2 and 1 blocks, and each took one more. The storage below
-# the map is the one of notebook 02: one tensor for K and one for V, layer after layer.
+# more block. That happened 6 times: A, B and C began with 3, 2 and 1 blocks, and each took one more. The storage is as
+# in notebook 02: one tensor for K and one for V. Only the order inside a layer differs (section 9).
 #
 # <details><summary>The same memory, seen with five axes</summary><code>small.pages()[0].shape</code> is [layers, blocks,
 # K/V heads, block size, head_dim]. It is a view: nothing is copied. The package's map is
@@ -310,8 +310,8 @@ pages_explorer
 # **Objective:** see what the new map is worth.
 #
 # Here are both runs on the same axes. The requests, the steps and the tokens are the same. On pages, only open blocks have
-# internal fragmentation, and any free block fits any request: there is no external one. Here a step is counted before
-# finished requests leave. So step 2 has 26 tokens. The picture of blocks above showed 17, because B had left with 9.
+# internal fragmentation, and any free block fits any request: there is no external one. In step 2 this
+# picture counts B's 9 tokens. The block picture was drawn after B had left: 26 − 9 = 17.
 
 # %% tags=["figure-rows-and-pages"]
 from tutorial_engine.viz import waste_over_time
@@ -358,7 +358,8 @@ users_at_once({"rows": few, "pages": many}) if chosen else None
 
 # %% [markdown]
 # Model, memory and texts are the same. But three times as many users are served at once, nobody waits, and the last
-# answer comes after a third of the steps. It is three times because a row has 64 slots for at most 20 tokens. On the
+# answer comes after a third of the steps. A user runs at most 8 + 11 = 19 tokens, so 5 blocks: 12 · 5 = 60 of the
+# 64. (In the picture colours repeat: read the letters.) On the
 # virtual clock a step pays for each of its tokens, so the gain in time is smaller: 342 ms against 582 ms. A decode step of
 # a large model on a GPU mostly reads weights (notebook 02), so there the gain is nearer to that in steps.
 
@@ -444,8 +445,9 @@ run = server.serve(PROMPTS, params)
 
 # %% [markdown]
 # From now on `server` attends in place. Your function is called for each query, head and layer. Here is the loop
-# of the package's version, for all heads and all new tokens at once. It has one thing more: the mask keeps a new token
-# from seeing later ones.
+# of the package's version, for all heads and all new tokens at once. Find your own lines in it: `scores`, `new_m`,
+# `p, correction`, and the updates of `l` and `acc`. `by_kv_head` puts the query heads that share a K/V head together.
+# `bmm` is `@` for all K/V heads at once. The mask is new: it keeps a new token from seeing later ones.
 
 # %%
 from tutorial_engine.cache import NaivePagedAttention, attend_in_blocks
@@ -509,7 +511,9 @@ for name, backend in ways.items():  # measured here
 # loads a block, keeps m, l and acc in *registers* (the chip's fastest memory), and writes nothing but the output.
 # *FlashAttention* is this loop as a kernel. It takes several queries together, loads a block of keys once, and uses it
 # for all of them. It began with keys in one piece. Today it takes a block table, and vLLM calls it on its pages. Cutting one
-# long context into parts and merging their sums is called *split-KV* or *Flash-Decoding*.
+# long context into parts and merging their sums is called *split-KV* or *Flash-Decoding*. [Appendix A2](appendix/A2_on_a_gpu.ipynb)
+# has runs on a GPU. There, rows that are read in place gave one and a half times as many tokens a second as pages that are
+# copied. But two things differ between these runs: the map, and the copy.
 #
 # <details><summary>The same loop as a kernel, in the manner of Triton (text only: it does not run here)</summary>
 #
@@ -574,8 +578,8 @@ def a_gap():
 print(a_gap())
 
 # %% [markdown]
-# `head` in the print is where the search for a free cell begins: behind the token that was placed last, or at a freed
-# cell if that is earlier. The search goes to the end, and then on from the start.
+# `head` in the print is no attention head. It is where the search for a free cell begins: behind the token that was placed last, or at a freed
+# cell if that is earlier. Behind the last cell it starts again at 0.
 
 # %%
 predictions.ask(
@@ -595,7 +599,7 @@ if predictions.reveal("cell", f"cell {cell}: {seen}"):
 
 # %% [markdown]
 # The number of a cell says where K and V lie. The position says where the token stands in its text. Any cell
-# may hold any position. So the causal rule is no longer a matter of order in memory: a query may see a cell
+# may hold any position. So the order of the cells no longer tells what a token may see. A query may see a cell
 # if its sequence owns it, and if the position is at most the query's.
 #
 # ### Exercise 5: who sees what? (5 minutes)
@@ -627,9 +631,10 @@ for out in run.outputs:
     print(out.request_id, "has two answers:", [answer.text for answer in out.outputs])
 
 # %% [markdown]
-# Each request has two answers (`n=2`). At first two sequences share all prompt cells but the last. With 28 cells this
-# does not last: in steps 2 and 3 C and all second answers give their cells back. Later each runs again in cells of its
-# own. So C's first answer has a TPOT of 25.2 ms. Cells that are given back get tokens of others.
+# The two answers of a request (`n=2`) share its prompt cells, except the last: each answer runs the last prompt token
+# itself. 28 cells are too few for six answers. In steps 2 and 3 four of them give all their cells back: C's first answer,
+# and all second ones. Other tokens get these cells. Later the four start again, without sharing. So C's first answer has a
+# TPOT of 25.2 ms.
 #
 # Our engine gathers the visible cells, sorted by position. llama.cpp gathers nothing: its attention reads all cells
 # up to the last used one, in the order in which they lie. Cells that are not in your list get weight 0. The order does
@@ -740,13 +745,15 @@ from tutorial_engine.viz import shift_picture
 
 twenty = tokenizer.encode(f"{PROMPTS[0]} {PROMPTS[1]} Anna had a red").ids  # 20
 own = context_shift if check_context_shift(context_shift).ok else None  # None: the package's
-one_layer = shift_gap(random_model(1), [i % 97 for i in twenty], 6, own)
-trained = shift_gap(model, twenty, 6, own)
-exact = [gap.logits < 1e-5 for gap in (one_layer, trained)]
-chosen = predictions.reveal("shift", 1 if exact == [True, False] else 0 if all(exact) else 2)
-shift_picture(
-    {"random, 1 layer": one_layer, "trained, 4 layers": trained}, discard=6
-) if chosen else None
+below_97 = [i % 97 for i in twenty]  # the random models have 97 tokens
+gaps = {
+    "random, 1 layer": shift_gap(random_model(1), below_97, 6, own),
+    "random, 4 layers": shift_gap(random_model(4), below_97, 6, own),
+    "trained, 4 layers": shift_gap(model, twenty, 6, own),
+}
+exact = [gap.logits < 1e-5 for gap in gaps.values()]
+chosen = predictions.reveal("shift", 1 if exact == [True, False, False] else 2 - 2 * all(exact))
+shift_picture(gaps, discard=6) if chosen else None
 
 # %% [markdown]
 # In every layer but the first, K and V are made from the output of the layer before. That layer had already read the
@@ -771,30 +778,34 @@ box("context_shift")
 #
 # **Objective:** see why the table is kept by token, and the data by layer.
 #
-# The cell table has one entry for each token, for all layers. But K and V lie layer by layer. Why not everything of
-# one token side by side? In the picture, a *piece* is memory without a gap. Each token has two numbers in a layer, one
-# for each head.
+# The cell table has one entry for each token, because position and owners are the same in every layer. But K and V lie
+# layer by layer. Why not everything of one token side by side? In the picture, a *piece* is memory without a gap. Each
+# token has two numbers in a layer, one for each head.
 
 # %% tags=["figure-layouts"]
 from tutorial_engine.lab import kv_layouts as layouts
 from tutorial_engine.viz import layouts_picture
 
-few_numbers = torch.arange(32.0).view(2, 2, 4, 2, 1)  # layers, K and V, places, heads, head_dim
-layouts_picture(layouts(few_numbers), layer=1, token=1, num_tokens=3)  # the last place is free
+few_numbers = torch.arange(64.0).view(2, 2, 8, 2, 1)  # layers, K and V, places, heads, head_dim
+layouts_picture(layouts(few_numbers), layer=1, token=1, num_tokens=7)  # the last place is free
 
 # %% [markdown]
-# A forward goes layer by layer, and reads K and V of one layer at a time. If they lie by layer, the K of neighbouring
-# tokens is one piece, and so is their V. If they lie by token, every token is a piece of its own. So the engines that we
-# name here keep the data by layer. Our pages and cells are as in the second row, our rows as in the third.
+# A forward goes layer by layer, and reads K and V of one layer at a time. By token, every token
+# is a piece of its own: 1000 tokens are 1000 pieces. By layer they stay 2, and with heads first 4. So by default the
+# engines that we name here keep the data by layer. To send blocks to another machine, "together" is better: then a block is
+# one piece, and vLLM can do that too.
+#
+# Our pages and cells are as in the second row, our rows as in the third. Heads first makes each head's K one piece.
+# PyTorch's attention reads that faster in bf16.
 
 # %% [markdown]
 # ## 10 · Which block size?
 #
 # **Objective:** choose a block size by what it costs.
 #
-# Cells, pages and rows are three maps over *one* storage. The block size is the dial between them: at one end
-# a cell for each token, at the other a row for each request. We turn it from end to end. Twelve requests,
-# eight of which have the same 8 tokens at their beginning, come one after the other and share 256 slots. Pages keep full
+# Cells, pages and rows are three maps over the same kind of storage. The block size is the dial between them: at one end
+# a cell for each token, at the other a row for each request. We turn it from end to end. Twelve requests come one after
+# the other. Eight begin with the same 8 tokens. All share 256 slots. Pages keep full
 # blocks of earlier requests and use them again (notebook 05). Cells and rows do not.
 
 # %%
@@ -841,7 +852,7 @@ for p in points:
 #
 # **Why 16?** vLLM's default is 16 tokens in a block for ordinary models (some attention kernels need 32, 64 or 128), and
 # here pages of 8 and less are faster. But these requests have at most 64 tokens. The next cell takes requests with
-# hundreds of tokens. It measures two times for each token: *bookkeeping* is the work of the block manager. *Reading* is
+# hundreds of tokens. It measures two durations per token: *bookkeeping* is the work of the block manager. *Reading* is
 # the time to copy one token's K, in one layer, out of scattered blocks.
 
 # %% tags=["nbval-ignore-output"] jupyter={"source_hidden": true}
@@ -851,8 +862,8 @@ print(trade_table(block_size_trade()))  # bookkeeping and reading are measured h
 
 # %% [markdown]
 # From blocks of 1 to blocks of 16 most of the bookkeeping goes away, and only about 2 % of the slots are
-# wasted. Larger blocks save little more, and waste much more. Copying through the table (gathering) hardly depends on
-# the size. Does reading in place depend on it? This is the decode step of section 6 with other block sizes. (These times
+# wasted. Larger blocks save little more, and waste much more. From blocks of 2 on, copying through the table
+# (gathering) hardly depends on the size. Does reading in place depend on it? This is the decode step of section 6 with other block sizes. (These times
 # are measured. Small differences between neighbours are noise.)
 
 # %% tags=["nbval-ignore-output"] jupyter={"source_hidden": true}
@@ -865,7 +876,8 @@ for name, backend in ways.items():  # measured here
 # %% [markdown]
 # It does. Each block is one turn of the loop, so with blocks of 1 the loop is ten times slower or more than with blocks of
 # 16. The version for many blocks has a sum to merge for each block. So 16 is a compromise. Larger blocks mean fewer turns and less bookkeeping. Smaller blocks waste less, and find more
-# of a common beginning. In a kernel a turn starts no PyTorch operations, so small blocks cost less there. SGLang's default
+# of a common beginning. In a kernel a turn starts no PyTorch operations, so small blocks cost less there ([appendix A2](appendix/A2_on_a_gpu.ipynb)
+# has runs with such a kernel). SGLang's default
 # is 1 for ordinary models: every common token is found, and nothing is wasted.
 
 # %% [markdown]
@@ -895,12 +907,29 @@ dials
 #
 # Two runs of vLLM 0.32 with the shipped model were recorded: which blocks each request had in each step, and how many
 # were free. Now `server` serves the same requests, on a pool of the same number of bytes. Your `num_blocks` turns the
-# bytes into blocks, and your `allocate` gives each new token its slot. Each vLLM block must always match one block here;
-# numbers may differ. Your `slots` says where each token is read. If it is wrong, the steps are the same, but the answers
+# bytes into blocks, and your `allocate` gives each new token its slot. Block numbers may differ, but a vLLM block must
+# always stand for the same block here. Your `slots` says where each token is read. If it is wrong, the steps are the same, but the answers
 # are not. So the tokens of each request are compared as well.
 
 # %%
-server.beside_vllm()
+server.beside_vllm(show_step=1)
+
+# %% [markdown]
+# The last lines are step 1 of the second run. The first blocks of r0, r1 and r3 are the same ones: these requests share
+# them (notebook 05). What would a wrong part get? Here are three
+# servers, each with one wrong part that we wrote, not you. Two of them are refused at once.
+
+# %%
+slips = {
+    "slots": lambda table, size, n: [table[p // size] * size for p in range(n)],  # no offset
+    "num_blocks": lambda budget, n, h, d, i, size: budget // (n * h * d * i * size),  # no V
+    "allocate": lambda table, free, size, pos: pos // size * size + pos % size,  # no table
+}
+for name, slip in slips.items():
+    wrong = OwnServer(model, tokenizer, memory="pages")
+    wrong.parts.own[name] = slip
+    print(f"-- a wrong {name}")
+    print(wrong.beside_vllm())
 
 # %% [markdown]
 # <details><summary>Not in this lesson</summary>
