@@ -136,8 +136,8 @@ print("the pool has", run.trace.settings["num_blocks"], "blocks")
 
 # %% [markdown]
 # When vLLM starts, it prints two numbers about its pool. The first is how many tokens the pool holds. The second is how
-# many requests of the greatest allowed length fit into it. Here are both for our pool of 12 blocks of 4 tokens. A request
-# may have up to 32 tokens.
+# many requests of the greatest allowed length fit into it. Here are both for our pool of 12 blocks of 4 tokens. A
+# request may have up to 32 tokens.
 
 # %%
 predictions.ask(
@@ -256,8 +256,8 @@ block_view(on_pages.trace.trace(), step=2, labels=labels, simple=True) if chosen
 # is free, change nothing and return `None`. (A table can have blocks ahead, for tokens that run later.)
 #
 # <details><summary>Hint</summary><code>pos</code> lies in logical block <code>pos // block_size</code>. The table has no
-# block for it if this number is <code>len(block_table)</code>. <code>free_blocks.pop(0)</code> takes the first block out.
-# The slot is that of exercise 2.</details>
+# block for it if this number is <code>len(block_table)</code>. <code>free_blocks.pop(0)</code> takes the first block
+# out. The slot is that of exercise 2.</details>
 
 
 # %% tags=["exercise"]
@@ -309,9 +309,9 @@ pages_explorer
 #
 # **Objective:** see what the new map is worth.
 #
-# Here are both runs on the same axes. The requests, the steps and the tokens are the same. On pages, only open blocks have
-# internal fragmentation, and any free block fits any request: there is no external one. In step 2 this
-# picture counts B's 9 tokens. The block picture was drawn after B had left: 26 − 9 = 17.
+# Here are both runs on the same axes. The requests, the steps and the tokens are the same. On pages, only open blocks
+# have internal fragmentation, and any free block fits any request: there is no external one. In step 2 this picture
+# counts B's 9 tokens. The block picture was drawn after B had left: 26 − 9 = 17.
 
 # %% tags=["figure-rows-and-pages"]
 from tutorial_engine.viz import waste_over_time
@@ -358,10 +358,10 @@ users_at_once({"rows": few, "pages": many}) if chosen else None
 
 # %% [markdown]
 # Model, memory and texts are the same. But three times as many users are served at once, nobody waits, and the last
-# answer comes after a third of the steps. A user runs at most 8 + 11 = 19 tokens, so 5 blocks: 12 · 5 = 60 of the
-# 64. (In the picture colours repeat: read the letters.) On the
-# virtual clock a step pays for each of its tokens, so the gain in time is smaller: 342 ms against 582 ms. A decode step of
-# a large model on a GPU mostly reads weights (notebook 02), so there the gain is nearer to that in steps.
+# answer comes after a third of the steps. A user runs at most 8 + 11 = 19 tokens, so 5 blocks: 12 · 5 = 60 of the 64.
+# (In the picture colours repeat: read the letters.) On the virtual clock a step pays for each of its tokens, so the
+# gain in time is smaller: 342 ms against 582 ms. A decode step of a large model on a GPU mostly reads weights (notebook
+# 02), so there the gain is nearer to that in steps.
 
 # %% [markdown]
 # ## 6 · Attention that reads the pages in place
@@ -369,9 +369,9 @@ users_at_once({"rows": few, "pages": many}) if chosen else None
 # **Objective:** compute attention over scattered blocks without copying them.
 #
 # There is a price that we have not looked at. The attention of notebook 01 wants all keys of a request in one tensor.
-# If the blocks of a request are neighbours in the pool, their slots are one piece, and a view is enough. If they are not,
-# our engine *gathers* them before the attention of each layer: it copies the whole context into one tensor, in every
-# decode step, for one new token. In section 4:
+# If the blocks of a request are neighbours in the pool, their slots are one piece, and a view is enough. If they are
+# not, our engine *gathers* them before the attention of each layer: it copies the whole context into one tensor, in
+# every decode step, for one new token. In section 4:
 
 # %%
 storage = on_pages.memory.storage
@@ -382,8 +382,8 @@ print("the pool has", storage.num_slots, "slots,", storage.num_bytes // 1024, "K
 # %% [markdown]
 # But paging does not mean copying. *PagedAttention* is the name of an attention that reads each block where it lies.
 #
-# How does it make a softmax over all tokens? It could keep the scores of all tokens, then take one softmax, and then read
-# the values. The first kernel of vLLM did this. But for a long context, or for many queries at once, the scores no
+# How does it make a softmax over all tokens? It could keep the scores of all tokens, then take one softmax, and then
+# read the values. The first kernel of vLLM did this. But for a long context, or for many queries at once, the scores no
 # longer fit into the chip's fast memory. A **running** softmax (also: *online* softmax) keeps only two numbers and one
 # vector for a query. FlashAttention is built on it, and so is your exercise.
 
@@ -455,8 +455,8 @@ from tutorial_engine.cache import NaivePagedAttention, attend_in_blocks
 show_source(attend_in_blocks)
 
 # %% [markdown]
-# A second version, `PagedAttention`, works on many blocks in one call, because the sums of different blocks can be merged
-# in any order. All three ways give the same tokens:
+# A second version, `PagedAttention`, works on many blocks in one call, because the sums of different blocks can be
+# merged in any order. All three ways give the same tokens:
 
 # %% jupyter={"source_hidden": true}
 from tutorial_engine.lab import PagedAttention
@@ -510,10 +510,12 @@ for name, backend in ways.items():  # measured here
 # On a GPU this is what *kernels* are for. One kernel runs the whole loop on the chip: it reads the block table itself,
 # loads a block, keeps m, l and acc in *registers* (the chip's fastest memory), and writes nothing but the output.
 # *FlashAttention* is this loop as a kernel. It takes several queries together, loads a block of keys once, and uses it
-# for all of them. It began with keys in one piece. Today it takes a block table, and vLLM calls it on its pages. Cutting one
-# long context into parts and merging their sums is called *split-KV* or *Flash-Decoding*. [Appendix A2](appendix/A2_on_a_gpu.ipynb)
-# has runs on a GPU. There, rows that are read in place gave one and a half times as many tokens a second as pages that are
-# copied. But two things differ between these runs: the map, and the copy.
+# for all of them. It began with keys in one piece. Today it takes a block table, and vLLM calls it on its pages.
+# Cutting one long context into parts and merging their sums is called *split-KV* or *Flash-Decoding*.
+#
+# [Appendix A2](appendix/A2_on_a_gpu.ipynb) has runs on a GPU. There, rows that are read in place gave one and a half
+# times as many tokens a second as pages that are copied. But two things differ between these runs: the map, and the
+# copy.
 #
 # <details><summary>The same loop as a kernel, in the manner of Triton (text only: it does not run here)</summary>
 #
@@ -632,9 +634,9 @@ for out in run.outputs:
 
 # %% [markdown]
 # The two answers of a request (`n=2`) share its prompt cells, except the last: each answer runs the last prompt token
-# itself. 28 cells are too few for six answers. In steps 2 and 3 four of them give all their cells back: C's first answer,
-# and all second ones. Other tokens get these cells. Later the four start again, without sharing. So C's first answer has a
-# TPOT of 25.2 ms.
+# itself. 28 cells are too few for six answers. In steps 2 and 3 four of them give all their cells back: C's first
+# answer, and all second ones. Other tokens get these cells. Later the four start again, without sharing. So C's first
+# answer has a TPOT of 25.2 ms.
 #
 # Our engine gathers the visible cells, sorted by position. llama.cpp gathers nothing: its attention reads all cells
 # up to the last used one, in the order in which they lie. Cells that are not in your list get weight 0. The order does
@@ -677,10 +679,10 @@ if predictions.reveal("freed", {0: "none"}.get(len(freed), str(len(freed)))):
 #
 # **Objective:** know what a *context shift* does to the text.
 #
-# A conversation grows until all cells are used. An engine can then drop the oldest tokens and go on: `seq_rm`
-# frees their cells, and `seq_add` moves the positions of the others down. A key was turned by its old
-# position (RoPE, notebook 01), so each key is turned back by the difference. This is its *shift*. The model computes nothing
-# again, which is why it is fast. This is done in each layer; `angles` are the RoPE angles of each cell's shift:
+# A conversation grows until all cells are used. An engine can then drop the oldest tokens and go on: `seq_rm` frees
+# their cells, and `seq_add` moves the positions of the others down. A key was turned by its old position (RoPE,
+# notebook 01), so each key is turned back by the difference. This is its *shift*. The model computes nothing again,
+# which is why it is fast. This is done in each layer; `angles` are the RoPE angles of each cell's shift:
 
 # %%
 from tutorial_engine.cache import CellKVCache
@@ -689,8 +691,8 @@ from tutorial_engine.learn import box
 show_source(CellKVCache.apply_shifts)
 
 # %% [markdown]
-# llama.cpp can keep the first tokens, for example the instructions, and drop some behind them. Here A has positions 0 to 7
-# in cells 0 to 7. It keeps 1 token and drops 3:
+# llama.cpp can keep the first tokens, for example the instructions, and drop some behind them. Here A has positions 0
+# to 7 in cells 0 to 7. It keeps 1 token and drops 3:
 
 # %%
 from tutorial_engine import lab
@@ -790,10 +792,10 @@ few_numbers = torch.arange(64.0).view(2, 2, 8, 2, 1)  # layers, K and V, places,
 layouts_picture(layouts(few_numbers), layer=1, token=1, num_tokens=7)  # the last place is free
 
 # %% [markdown]
-# A forward goes layer by layer, and reads K and V of one layer at a time. By token, every token
-# is a piece of its own: 1000 tokens are 1000 pieces. By layer they stay 2, and with heads first 4. So by default the
-# engines that we name here keep the data by layer. To send blocks to another machine, "together" is better: then a block is
-# one piece, and vLLM can do that too.
+# A forward goes layer by layer, and reads K and V of one layer at a time. By token, every token is a piece of its own:
+# 1000 tokens are 1000 pieces. By layer they stay 2, and with heads first 4. So by default the engines that we name here
+# keep the data by layer. To send blocks to another machine, "together" is better: then a block is one piece, and vLLM
+# can do that too.
 #
 # Our pages and cells are as in the second row, our rows as in the third. Heads first makes each head's K one piece.
 # PyTorch's attention reads that faster in bf16.
@@ -861,10 +863,10 @@ from tutorial_engine.lab import block_size_trade, trade_table
 print(trade_table(block_size_trade()))  # bookkeeping and reading are measured here
 
 # %% [markdown]
-# From blocks of 1 to blocks of 16 most of the bookkeeping goes away, and only about 2 % of the slots are
-# wasted. Larger blocks save little more, and waste much more. From blocks of 2 on, copying through the table
-# (gathering) hardly depends on the size. Does reading in place depend on it? This is the decode step of section 6 with other block sizes. (These times
-# are measured. Small differences between neighbours are noise.)
+# From blocks of 1 to blocks of 16 most of the bookkeeping goes away, and only about 2 % of the slots are wasted. Larger
+# blocks save little more, and waste much more. From blocks of 2 on, copying through the table (gathering) hardly
+# depends on the size. Does reading in place depend on it? This is the decode step of section 6 with other block sizes.
+# (These times are measured. Small differences between neighbours are noise.)
 
 # %% tags=["nbval-ignore-output"] jupyter={"source_hidden": true}
 sizes = (1, 4, 16, 64, 128)
@@ -874,11 +876,12 @@ for name, backend in ways.items():  # measured here
     print(f"{name:18}" + "".join(f"{ms:8.1f}" for ms in least))
 
 # %% [markdown]
-# It does. Each block is one turn of the loop, so with blocks of 1 the loop is ten times slower or more than with blocks of
-# 16. The version for many blocks has a sum to merge for each block. So 16 is a compromise. Larger blocks mean fewer turns and less bookkeeping. Smaller blocks waste less, and find more
-# of a common beginning. In a kernel a turn starts no PyTorch operations, so small blocks cost less there ([appendix A2](appendix/A2_on_a_gpu.ipynb)
-# has runs with such a kernel). SGLang's default
-# is 1 for ordinary models: every common token is found, and nothing is wasted.
+# It does. Each block is one turn of the loop, so with blocks of 1 the loop is ten times slower or more than with blocks
+# of 16. The version for many blocks has a sum to merge for each block. So 16 is a compromise. Larger blocks mean fewer
+# turns and less bookkeeping. Smaller blocks waste less, and find more of a common beginning. In a kernel a turn starts
+# no PyTorch operations, so small blocks cost less there. ([Appendix A2](appendix/A2_on_a_gpu.ipynb) measures what
+# starting them costs on a GPU.) SGLang's default is 1 for ordinary models: every common token is found, and nothing is
+# wasted.
 
 # %% [markdown]
 # **Try it.** Now all twelve users begin with the same 10 tokens. The table already shows three settings. At which
@@ -908,16 +911,18 @@ dials
 # Two runs of vLLM 0.32 with the shipped model were recorded: which blocks each request had in each step, and how many
 # were free. Now `server` serves the same requests, on a pool of the same number of bytes. Your `num_blocks` turns the
 # bytes into blocks, and your `allocate` gives each new token its slot. Block numbers may differ, but a vLLM block must
-# always stand for the same block here. Your `slots` says where each token is read. If it is wrong, the steps are the same, but the answers
-# are not. So the tokens of each request are compared as well.
+# always stand for the same block here. Your `slots` says where each token is read. If it is wrong, the steps are the
+# same, but the answers are not. So the tokens of each request are compared as well.
 
 # %%
 server.beside_vllm(show_step=1)
 
 # %% [markdown]
-# The last lines are step 1 of the second run. The first blocks of r0, r1 and r3 are the same ones: these requests share
-# them (notebook 05). What would a wrong part get? Here are three
-# servers, each with one wrong part that we wrote, not you. Two of them are refused at once.
+# The last lines are the block tables of both engines. All four requests begin with the same block, 9 there and 0 here,
+# because they share it (notebook 05).
+#
+# What would a wrong part get? Here are three servers, each with one wrong part that we wrote, not you. Two of them are
+# refused at once.
 
 # %%
 slips = {
@@ -948,9 +953,9 @@ for name, slip in slips.items():
 #
 # ## What you can do now
 #
-# You can turn a memory budget into blocks, give a position its block, and find its slot. You read K and V where they lie, with a running
-# softmax. You can read a table of cells, and choose a block size by what it costs. In notebook 05 requests
-# *share* blocks, memory gets full, and a bug lets one user read what another one wrote.
+# You can turn a memory budget into blocks, give a position its block, and find its slot. You read K and V where they
+# lie, with a running softmax. You can read a table of cells, and choose a block size by what it costs. In notebook 05
+# requests *share* blocks, memory gets full, and a bug lets one user read what another one wrote.
 
 # %%
 print(predictions.score())
