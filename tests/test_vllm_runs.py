@@ -18,7 +18,7 @@ from tutorial_engine.lab.beside_vllm import compare, read_runs, recorded_decisio
 from tutorial_engine.lab.ledger import REFERENCE, ledger, our_paths
 from tutorial_engine.learn.own_memory import find, free, num_blocks, take
 from tutorial_engine.learn.own_scheduler import num_tokens_to_run, plan_step
-from tutorial_engine.learn.own_server import OwnServer
+from tutorial_engine.learn.own_server import OwnServer, mistakes_beside_vllm
 from tutorial_engine.model.checkpoint import load_model, load_tokenizer
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 
@@ -126,6 +126,12 @@ def test_a_slip_shows_both_plans() -> None:
         ["→", "waiting", "5", "4"],
         ["→", "r1", "runs", "-", "48"],
     ]
+
+
+def test_a_mistake_in_the_pool_shows_in_the_steps_and_one_in_the_slots_in_the_tokens() -> None:
+    pool, slots = mistakes_beside_vllm(load_model(), load_tokenizer()).splitlines()
+    assert "V: 0 of 203 steps" in pool and "and 16 of 16 requests" in pool
+    assert "offset: 203 of 203 steps" in slots and "and 0 of 16 requests" in slots
 
 
 def test_blocks_that_are_handed_out_in_another_order_are_seen() -> None:

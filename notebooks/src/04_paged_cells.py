@@ -247,7 +247,7 @@ block_view(on_pages.trace.trace(), step=2, labels=labels, simple=True) if chosen
 
 # %% [markdown]
 # A token that was only chosen has no K and V yet. It needs a slot when it *runs*, one step later. So a request takes a
-# new block at the last moment. Only its last block can be partly empty. This block is called *open*.
+# new block at the last moment. Only its last block can be partly empty: it is *open*.
 #
 # ### Exercise 3: a slot for the next token (5 minutes)
 #
@@ -505,6 +505,10 @@ for name, backend in ways.items():  # measured here
 # On a CPU the loop is the slowest. Each turn starts several PyTorch operations for one small block, and
 # starting them costs more than the copy that was saved. The version for many blocks starts far fewer, but it still
 # starts more operations than a copy and one attention do. So our engine gathers unless it is told otherwise.
+#
+# [Appendix A2](appendix/A2_on_a_gpu.ipynb) has runs on a GPU. There, rows that are read in place gave one and a half
+# times as many tokens a second as pages that are copied. But two things differ between these runs: the map, and the
+# copy.
 
 # %% [markdown]
 # On a GPU this is what *kernels* are for. One kernel runs the whole loop on the chip: it reads the block table itself,
@@ -512,10 +516,6 @@ for name, backend in ways.items():  # measured here
 # *FlashAttention* is this loop as a kernel. It takes several queries together, loads a block of keys once, and uses it
 # for all of them. It began with keys in one piece. Today it takes a block table, and vLLM calls it on its pages.
 # Cutting one long context into parts and merging their sums is called *split-KV* or *Flash-Decoding*.
-#
-# [Appendix A2](appendix/A2_on_a_gpu.ipynb) has runs on a GPU. There, rows that are read in place gave one and a half
-# times as many tokens a second as pages that are copied. But two things differ between these runs: the map, and the
-# copy.
 #
 # <details><summary>The same loop as a kernel, in the manner of Triton (text only: it does not run here)</summary>
 #
@@ -635,7 +635,7 @@ for out in run.outputs:
 # %% [markdown]
 # The two answers of a request (`n=2`) share its prompt cells, except the last: each answer runs the last prompt token
 # itself. 28 cells are too few for six answers. In steps 2 and 3 four of them give all their cells back: C's first
-# answer, and all second ones. Other tokens get these cells. Later the four start again, without sharing. So C's first
+# answer, and all second ones. Later the four start again, without sharing. So C's first
 # answer has a TPOT of 25.2 ms.
 #
 # Our engine gathers the visible cells, sorted by position. llama.cpp gathers nothing: its attention reads all cells
@@ -788,8 +788,8 @@ box("context_shift")
 from tutorial_engine.lab import kv_layouts as layouts
 from tutorial_engine.viz import layouts_picture
 
-few_numbers = torch.arange(64.0).view(2, 2, 8, 2, 1)  # layers, K and V, places, heads, head_dim
-layouts_picture(layouts(few_numbers), layer=1, token=1, num_tokens=7)  # the last place is free
+few_numbers = torch.arange(48.0).view(2, 2, 6, 2, 1)  # layers, K and V, places, heads, head_dim
+layouts_picture(layouts(few_numbers), layer=1, token=1, num_tokens=5)  # the last place is free
 
 # %% [markdown]
 # A forward goes layer by layer, and reads K and V of one layer at a time. By token, every token is a piece of its own:
@@ -912,7 +912,7 @@ dials
 # were free. Now `server` serves the same requests, on a pool of the same number of bytes. Your `num_blocks` turns the
 # bytes into blocks, and your `allocate` gives each new token its slot. Block numbers may differ, but a vLLM block must
 # always stand for the same block here. Your `slots` says where each token is read. If it is wrong, the steps are the
-# same, but the answers are not. So the tokens of each request are compared as well.
+# same and the answers are not. So the tokens are compared as well.
 
 # %%
 server.beside_vllm(show_step=1)
@@ -921,20 +921,12 @@ server.beside_vllm(show_step=1)
 # The last lines are the block tables of both engines. All four requests begin with the same block, 9 there and 0 here,
 # because they share it (notebook 05).
 #
-# What would a wrong part get? Here are three servers, each with one wrong part that we wrote, not you. Two of them are
-# refused at once.
+# What would a mistake get? Here are two, each in a server of its own.
 
 # %%
-slips = {
-    "slots": lambda table, size, n: [table[p // size] * size for p in range(n)],  # no offset
-    "num_blocks": lambda budget, n, h, d, i, size: budget // (n * h * d * i * size),  # no V
-    "allocate": lambda table, free, size, pos: pos // size * size + pos % size,  # no table
-}
-for name, slip in slips.items():
-    wrong = OwnServer(model, tokenizer, memory="pages")
-    wrong.parts.own[name] = slip
-    print(f"-- a wrong {name}")
-    print(wrong.beside_vllm())
+from tutorial_engine.learn import mistakes_beside_vllm
+
+print(mistakes_beside_vllm(model, tokenizer))
 
 # %% [markdown]
 # <details><summary>Not in this lesson</summary>

@@ -463,6 +463,22 @@ def others_beside_vllm(model: Qwen3ForCausalLM, tokenizer: Tokenizer) -> str:
     )
 
 
+def mistakes_beside_vllm(model: Qwen3ForCausalLM, tokenizer: Tokenizer) -> str:
+    """How two mistakes of notebook 04 do in the steps of `beside_vllm` with pages."""
+    server, recorded = OwnServer(model, tokenizer, "pages"), recorded_decisions()
+    runs = [recorded[number] for number in VLLM_RUNS["pages"]]
+    twice = [{**run, "num_blocks": 2 * run["num_blocks"]} for run in runs]
+    found = {"num_blocks that forgets V": server._beside_each(twice)}
+    server.parts.own["slots"] = lambda table, size, n: [table[p // size] * size for p in range(n)]
+    found["slots without the offset"] = server._beside_each(runs)
+    return "\n".join(
+        f"{name}: {sum(run.num_same for run in each)} of {sum(run.num_steps for run in each)} "
+        f"steps are vLLM's, and {sum(run.same_tokens for run in each)} of "
+        f"{sum(run.num_requests for run in each)} requests have vLLM's tokens"
+        for name, each in found.items()
+    )
+
+
 def _names(count: int) -> list[str]:
     """A, B, C, ...; beyond Z A1, B1, ..."""
     letters = string.ascii_uppercase
