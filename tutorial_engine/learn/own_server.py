@@ -402,7 +402,7 @@ class OwnServer(PartsHolder):
         return BesideVLLM(names, found, shown)
 
     def _beside_each(
-        self, runs: Sequence[Run], policy: type[Scheduler] | None = None
+        self, runs: Sequence[Run], policy: type[Scheduler] | None = None, name: str = "yours"
     ) -> list[Beside]:
         """Each run, planned again by the parts, or by a policy of the package."""
         found = []
@@ -416,7 +416,7 @@ class OwnServer(PartsHolder):
             )
             # who computes attention decides nothing here
             engine.runner = ModelRunner(self.model, engine.memory.storage)
-            found.append(beside(run, decide_again(run, engine), "yours"))
+            found.append(beside(run, decide_again(run, engine), name))
         return found
 
     def _bytes_of(self, run: Run) -> int | None:
@@ -455,12 +455,14 @@ def others_beside_vllm(model: Qwen3ForCausalLM, tokenizer: Tokenizer) -> str:
     runs = [recorded[number] for number in VLLM_RUNS["rows"]]
     others = {"static batching": server._beside_each(runs, StaticBatching)}
     server.parts.own["plan_step"] = waiting_first
-    others = {"those who wait go first": server._beside_each(runs)} | others
-    return "\n".join(
+    others = {"those who wait go first": server._beside_each(runs, name="this rule")} | others
+    told = [
         f"{name}: {sum(run.num_same for run in found)} of {sum(run.num_steps for run in found)}"
         " steps are the same"
         for name, found in others.items()
-    )
+    ]
+    last = others["those who wait go first"][-1].first_difference
+    return "\n".join([*told, f"The first other step when those who wait go first: {last}"])
 
 
 def mistakes_beside_vllm(model: Qwen3ForCausalLM, tokenizer: Tokenizer) -> str:
