@@ -481,7 +481,8 @@ serving_picture(
 #
 # On pages, one call for all made the second run more than six times as fast (from 310 to 2,027). The earlier
 # engine and the prototype differ here, not the attention alone.
-#
+
+# %% [markdown]
 # "Wanted" tokens are those that the requests asked for. Padding does not count. The first run is slower: libraries prepare a
 # kernel when they first see a shape. With a call for each request, each length is a new shape.
 #
