@@ -129,9 +129,16 @@ def test_a_slip_shows_both_plans() -> None:
 
 
 def test_a_mistake_in_the_pool_shows_in_the_steps_and_one_in_the_slots_in_the_tokens() -> None:
-    pool, slots = mistakes_beside_vllm(load_model(), load_tokenizer()).splitlines()
+    pool, slots = mistakes_beside_vllm(load_model(), load_tokenizer(), lesson=4).splitlines()
     assert "V: 0 of 203 steps" in pool and "and 16 of 16 requests" in pool
     assert "offset: 203 of 203 steps" in slots and "and 0 of 16 requests" in slots
+
+
+def test_another_free_order_shows_in_the_steps_and_not_in_the_tokens() -> None:
+    head, tail = mistakes_beside_vllm(load_model(), load_tokenizer(), lesson=5).splitlines()
+    for line in (head, tail):
+        steps = int(re.findall(r"(\d+) of 203 steps", line)[0])
+        assert steps < 100 and "16 of 16 requests" in line
 
 
 def test_blocks_that_are_handed_out_in_another_order_are_seen() -> None:

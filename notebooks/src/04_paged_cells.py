@@ -926,7 +926,7 @@ server.beside_vllm(show_step=1)
 # %%
 from tutorial_engine.learn import mistakes_beside_vllm
 
-print(mistakes_beside_vllm(model, tokenizer))
+print(mistakes_beside_vllm(model, tokenizer, lesson=4))
 
 # %% [markdown]
 # <details><summary>Not in this lesson</summary>

@@ -7,6 +7,7 @@ are. A wrong part is told, and the package's runs in its place.
 import string
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple, cast
 
 from tokenizers import Tokenizer
@@ -465,20 +466,36 @@ def others_beside_vllm(model: Qwen3ForCausalLM, tokenizer: Tokenizer) -> str:
     return "\n".join([*told, f"The first other step when those who wait go first: {last}"])
 
 
-def mistakes_beside_vllm(model: Qwen3ForCausalLM, tokenizer: Tokenizer) -> str:
-    """How two mistakes of notebook 04 do in the steps of `beside_vllm` with pages."""
+def mistakes_beside_vllm(model: Qwen3ForCausalLM, tokenizer: Tokenizer, lesson: int) -> str:
+    """How two mistakes of notebook 04 or 05 do in the steps of `beside_vllm` with pages."""
     server, recorded = OwnServer(model, tokenizer, "pages"), recorded_decisions()
-    runs = [recorded[number] for number in VLLM_RUNS["pages"]]
-    twice = [{**run, "num_blocks": 2 * run["num_blocks"]} for run in runs]
-    found = {"num_blocks that forgets V": server._beside_each(twice)}
-    server.parts.own["slots"] = lambda table, size, n: [table[p // size] * size for p in range(n)]
-    found["slots without the offset"] = server._beside_each(runs)
+    runs, own = [recorded[number] for number in VLLM_RUNS["pages"]], server.parts.own
+    found: dict[str, list[Beside]] = {}
+    if lesson == 4:
+        twice = [{**run, "num_blocks": 2 * run["num_blocks"]} for run in runs]
+        found["num_blocks that forgets V"] = server._beside_each(twice)
+        own["slots"] = lambda table, size, n: [table[p // size] * size for p in range(n)]
+        found["slots without the offset"] = server._beside_each(runs)
+    else:
+        for name, step in {"head first, to the end": 1, "tail first, to the end": -1}.items():
+            own["free"] = partial(_free_to_the_end, step)
+            found[f"free: {name} of the queue"] = server._beside_each(runs)
     return "\n".join(
         f"{name}: {sum(run.num_same for run in each)} of {sum(run.num_steps for run in each)} "
         f"steps are vLLM's, and {sum(run.same_tokens for run in each)} of "
         f"{sum(run.num_requests for run in each)} requests have vLLM's tokens"
         for name, each in found.items()
     )
+
+
+def _free_to_the_end(
+    step: int, table: list[int], ref_cnt: dict[int, int], queue: list[int], hashes: dict[int, Any]
+) -> None:
+    """All blocks that nobody holds any more go to the end of the queue, with or without a hash."""
+    for block in table[::step]:
+        ref_cnt[block] -= 1
+        if ref_cnt[block] == 0:
+            queue.append(block)
 
 
 def _names(count: int) -> list[str]:
