@@ -80,7 +80,7 @@ print(story)
 #
 # **Objective:** compute a beginning once for all requests that have it.
 #
-# Many requests begin alike: with the same instructions or the same document. The **prefix cache** finds such
+# Many requests begin with the same instructions or the same document. The **prefix cache** finds such
 # beginnings. A **hash** is a short number computed from data: the same data always give
 # the same one, and two different texts almost never do. Each full block gets a hash, made of its tokens *and
 # of the hash of the block before it*. So a hash stands for all tokens from the start. A new request looks up
