@@ -400,7 +400,8 @@ if predictions.reveal("zoo", {0: "none of them", 2: "two", 5: "all five"}[wrong_
 #
 # No bug shows when a request is alone. Two show only when several requests run together, one only with samples, and one
 # only in the small pool, where blocks are used a second time. If blocks are freed head first, only `found` shows it. So a cache needs all these tests.
-#
+
+# %% [markdown]
 # Two bugs give a wrong token, and `check_integrity` says “fine”: tables, counts and hashes agree, but a hash stands for the
 # wrong text, or K and V are not there yet.
 
