@@ -456,7 +456,8 @@ Places()
 # model among two GPUs, as appendix A1 does with two processes. For several machines vLLM needs Ray (a library that
 # starts programs on many machines) or its option `--nnodes`. Plans, blocks and hits work there as you know them, if
 # asynchronous scheduling is off and the layers are not divided among machines (*pipeline parallelism*).
-#
+
+# %% [markdown]
 # With `tutorial_engine.lab.record` you can look into your own vLLM, in the pictures of these notebooks. It needs an
 # engine in the same process, without asynchronous scheduling, and a model whose layers all keep all tokens.
 
