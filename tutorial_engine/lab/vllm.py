@@ -193,6 +193,9 @@ class _Watch:
         """Over when stop strings are found, too: vLLM looks for them when its forward is done."""
         outputs = call()
         if self._num_tokens:
+            queue = self._manager.block_pool.free_block_queue.get_all_free_blocks()
+            free = tuple(block.block_id - 1 for block in queue)
+            self.recorder.record(events.FreeQueue, free)
             self.recorder.record(events.StepEnded, self._num_tokens)
             self.recorder.step += 1
             self._num_tokens = 0
