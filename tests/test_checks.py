@@ -1334,6 +1334,12 @@ def allocate_in_a_loop(table: list[int], free: list[int], size: int, pos: int) -
     return table[pos // size] * size + pos % size
 
 
+def allocate_in_new_lists(table: list[int], free: list[int], size: int, pos: int) -> int:
+    if pos // size == len(table) and free:
+        table, free = [*table, free[0]], free[1:]
+    return table[pos // size] * size + pos % size
+
+
 def allocate_without_asking(table: list[int], free: list[int], size: int, pos: int) -> int:
     if pos // size == len(table):
         table.append(free.pop(0))
@@ -1634,6 +1640,7 @@ EXERCISES |= {
         c4.ALLOCATE_SLIPS,
         [
             (lambda t, free, s, p: t[p // s] * s + p % s, "is that one in the table?"),
+            (allocate_in_new_lists, "change both lists in place"),
             (allocate_without_asking, "No block is free: return None"),
             (lambda t, free, s, p: RIGHT["allocate"](t, free, s, p) or -1, "expected slot 0"),
             (lambda t, free, s, p: (RIGHT["allocate"](t, free, s, p), p)[1], "expected slot 12"),

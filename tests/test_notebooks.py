@@ -34,6 +34,7 @@ from tools.publish.html import page
 from tutorial_engine.learn.own import PARTS
 from tutorial_engine.learn.own_memory import PARTS_04, PARTS_05
 from tutorial_engine.learn.own_scheduler import PARTS_03
+from tutorial_engine.viz.moving import at_night
 
 MAX_LINES, MAX_EXERCISE_LINES, MAX_WORDS = 20, 30, 120
 MAX_FILE, MAX_OUTPUTS = 725_000, 605_000
@@ -488,8 +489,11 @@ def test_each_picture_is_a_tagged_cell_and_a_file(name: str) -> None:
         assert len(figures) == len(images) <= 1, cell.id
         names += [f"{CODES[name]}_{figure}" for figure in figures]
     wanted = {f"{one}.{kind}" for one in names for kind in ("svg", "png")}
-    assert len(wanted) == 2 * len(names) >= 2
-    wanted |= {f"{one}-dark.svg" for one in names if one in DARK}
+    for one in DARK & set(names):
+        wanted.add(f"{one}-dark.svg")
+        by_night = (FIGURES / f"{one}-dark.svg").read_text(encoding="utf-8")
+        assert by_night == at_night((FIGURES / f"{one}.svg").read_text(encoding="utf-8")), one
+    assert len(wanted) >= 2 * len(names) >= 2
     there = {file.name for file in FIGURES.iterdir() if file.name.startswith(f"{CODES[name]}_")}
     assert there == wanted, "run `make figures`"
     assert all((FIGURES / one).stat().st_size > 1000 for one in wanted)

@@ -65,6 +65,7 @@ from traces import (
     Case,
     Paged,
     cells_picture,
+    check_phone,
     check_words,
     chunked,
     crowd,
@@ -105,6 +106,7 @@ from tutorial_engine.viz.jukebox_view import Take, jukebox_frames
 from tutorial_engine.viz.kv_edit_view import transplant_runs
 from tutorial_engine.viz.picture import Picture
 from tutorial_engine.viz.player import Frame
+from tutorial_engine.viz.request_look import text_width
 from tutorial_engine.viz.sampling_explorer import SamplingExplorer
 from tutorial_engine.viz.scene import Scene
 from tutorial_engine.viz.scheduler_explorer import SchedulerExplorer
@@ -505,10 +507,13 @@ def test_it_can_be_read(name: str) -> None:
         check_words(one)
         root = ET.fromstring(svg_of(one))
         assert {e.tag.removeprefix(SVG) for e in root.iter()} <= TAGS
+    if FLOWS.match(name):
+        check_phone([one for one in shown if isinstance(one, Scene)])
     heights = {one.height for one in shown if isinstance(one, Scene)}
     assert len(heights) <= 1 or name.startswith(("blocks", "pages")), "nothing jumps"
 
 
+FLOWS = re.compile(r".*: (rope|cache)|softmax steps")  # made of pieces
 TAGS = {"svg", "style", "defs", "pattern", "rect", "g", "use", "text", "line", "path", "circle"}
 TAGS |= {"polygon", "polyline"}
 
@@ -535,6 +540,16 @@ def test_the_checks_see_what_they_are_for() -> None:
         scene.text("new", x, y, "words", size)
         with pytest.raises(AssertionError):
             check_words(scene)
+    for wide, said in ((380, "cut on a phone"), (500, "Words"), (450, "")):
+        scene = Scene(600, 60, parts=[[(0, 0, wide, 60)]])
+        scene.text("there", 350, 22, "words of 12")
+        scene.text("first", 0, 22, "words", 14)
+        if said:
+            with pytest.raises(AssertionError, match=said):
+                check_phone([scene])
+        else:
+            check_phone([scene])
+    assert text_width("日本 a", 12) == 24 + text_width(" a", 12), "an em each"
     with house_style():
         figure = new_figure(3, 3)
         figure.subplots().plot([1, 2], [1, 1000])

@@ -18,7 +18,7 @@ from tutorial_engine.lab.beside_vllm import compare, read_runs, recorded_decisio
 from tutorial_engine.lab.ledger import REFERENCE, ledger, our_paths
 from tutorial_engine.learn.own_memory import find, free, num_blocks, take
 from tutorial_engine.learn.own_scheduler import num_tokens_to_run, plan_step
-from tutorial_engine.learn.own_server import OwnServer
+from tutorial_engine.learn.own_server import OwnServer, mistakes_beside_vllm
 from tutorial_engine.model.checkpoint import load_model, load_tokenizer
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 
@@ -105,6 +105,10 @@ def test_the_learners_own_parts_decide_as_vllm_does() -> None:
         "vLLM's tokens."
     )
     assert "✔ With the package's parts, 203" in repr(server_with("pages").beside_vllm())
+    shown = repr(pages.beside_vllm(show_step=1)).partition("Step 1 of the last run:\n")[2]
+    lines = [line.split() for line in shown.splitlines()]
+    assert lines[0] == ["vLLM", "here"] and ["r3", "runs", "59", "59"] in lines
+    assert [len(line) for line in lines if line[1:2] == ["blocks"]][-4:] == [10, 10, 6, 10]
     with pytest.raises(ValueError, match="vLLM has blocks"):
         server_with("cells").beside_vllm()
 
@@ -122,6 +126,19 @@ def test_a_slip_shows_both_plans() -> None:
         ["→", "waiting", "5", "4"],
         ["→", "r1", "runs", "-", "48"],
     ]
+
+
+def test_a_mistake_in_the_pool_shows_in_the_steps_and_one_in_the_slots_in_the_tokens() -> None:
+    pool, slots = mistakes_beside_vllm(load_model(), load_tokenizer(), lesson=4).splitlines()
+    assert "V: 0 of 203 steps" in pool and "and 16 of 16 requests" in pool
+    assert "offset: 203 of 203 steps" in slots and "and 0 of 16 requests" in slots
+
+
+def test_another_free_order_shows_in_the_steps_and_not_in_the_tokens() -> None:
+    head, tail = mistakes_beside_vllm(load_model(), load_tokenizer(), lesson=5).splitlines()
+    for line in (head, tail):
+        steps = int(re.findall(r"(\d+) of 203 steps", line)[0])
+        assert steps < 100 and "16 of 16 requests" in line
 
 
 def test_blocks_that_are_handed_out_in_another_order_are_seen() -> None:

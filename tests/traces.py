@@ -409,6 +409,32 @@ def check_words(shown: Picture | Scene, least: float = 9) -> None:
             assert one.left >= other.right or other.left >= one.right, (one, other)
 
 
+def check_phone(scenes: Sequence[Scene], least: float = 9) -> None:
+    """On a screen of 390 pixels each word is whole in one part, and no letter is smaller.
+
+    A part that moves from step to step shows what is new; all others show it all.
+    """
+    shapes = {tuple(len(boxes) for boxes in scene.parts) for scene in scenes}
+    assert len(shapes) == 1, f"the parts of the steps differ, so none is shown: {shapes}"
+    every = [[box for boxes in scene.parts for box in boxes] for scene in scenes]
+    moves = [len(set(boxes)) > 1 for boxes in zip(*every, strict=True)]
+    for scene, boxes in zip(scenes, every, strict=True):
+        scales = [358 / sum(box[2] for box in each) for each in scene.parts for _ in each]
+        parts = list(zip(boxes, scales, moves, strict=True))
+        parts += [(box, 1.0, False) for box in scene.keys]
+        top = min(box[1] for box in boxes)
+        for one in words(scene):
+            found = [
+                min(scale, 1)
+                for (x, y, wide, tall), scale, panned in parts
+                if y <= one.top + 1 and one.bottom <= y + tall + 1
+                if panned or (x <= one.left + 1 and one.right <= x + wide + 1)
+            ]
+            is_title = one.bottom < top + 8  # the page and the caption say it
+            assert found or is_title, (one, "is cut on a phone")
+            assert one.size * max(found, default=1) >= least - 0.01, (one, found)
+
+
 def plot_words(picture: Picture) -> list[str]:
     """The words of a matplotlib SVG: drawn as outlines, but kept as comments."""
     return [html.unescape(text) for text in re.findall(r"<!-- (.*?) -->", picture.svg, re.S)]

@@ -359,8 +359,14 @@ if predictions.reveal("window", 0 if "Rado" in story or "Mimo" in story else 1):
 
 # %% [markdown]
 # The sentences are still well formed: grammar needs only a few tokens. But the names are lost. After `·day` a name
-# must come. From there the window shows only one token of the two names: the last `o` of Mimo.
-#
+# must come. From there the window shows only one token of the two names: the last `o` of Mimo. With a larger window the
+# names come back, one after the other:
+
+# %%
+for window in (8, 16, 20):
+    print(f"window {window:2}: {mine.story(TWO, window=window)}")
+
+# %% [markdown]
 # The limit holds for *one layer*. In the layer before, each token in the window has already read from the 7 tokens
 # before it. So each layer reaches 7 places further. A model that is trained with a window can learn to use this. Ours
 # was not trained with one.
@@ -658,7 +664,7 @@ for dtype in (torch.float32, torch.float16, torch.bfloat16):
 print(f"score at distance 0: {score(0, 0):.2f}")
 
 # %% [markdown]
-# In 16 bits the same query and key get another score at another place: the distance alone does not count any more.
+# In 16 bits the same query and key get another score at another place: the score no longer depends on the distance alone.
 # Even the position is rounded: float16 rounds 4005 to 4004, and bfloat16 rounds it to 4000. In bfloat16 query and key
 # then stand at the same place, and their score is that of distance 0. So the package computes angles in float32.
 
@@ -687,7 +693,8 @@ check_close(normed, first_layer.input_layernorm(vectors), 1e-5, "RMSNorm in one 
 # ### Norm first, then RoPE
 #
 # Qwen3 also puts each query and key through an RMSNorm before RoPE turns them. A rotation keeps a vector's length.
-# But `q_norm` has a different weight for each number, and RoPE mixes the two numbers of a pair. So the order matters:
+# But `q_norm` has a different weight for each number, and RoPE mixes the two numbers of a pair. So the order matters. (These
+# norms also limit the scores. Dividing by √D stays, because the weights were trained with it.)
 
 # %%
 random_heads = torch.randn(4, c.num_attention_heads, D, generator=draw)
@@ -868,7 +875,7 @@ check_close(naive, reference, 1e-4, "naive attention = transformers")
 #
 # Why compare logits, and not stories? Here is how the story goes on when nothing is broken. In the stories A to F
 # one part is broken, each by one line of code. Which part is it? Write your six guesses into the cell below the
-# stories. Two of them look alike.
+# stories.
 
 # %%
 from tutorial_engine.learn import jukebox_table, play
@@ -893,10 +900,10 @@ if predictions.reveal("jukebox", min(takes, key=lambda take: take.last).part):
 
 # %% [markdown]
 # Five stories show that something is wrong. Without RoPE, for example, the model mixes up the letters of a name.
-# But without the mask the story reads well. The table has the prompt. There the last token's logits are only 0.1 off,
-# although the vectors that it reads have changed in every layer after the first. The tokens before it are far off.
-# Later in the story the last token is off by up to 5, and most of the best tokens still stay the same. So a good story
-# proves nothing.
+# But without the mask the story reads well. The table has the prompt. For the prompt's last token the logits change by only
+# 0.1. Yet from layer 1 on, every vector that it reads is different. The tokens before it are far off.
+# Later in the story the last token is off by up to 5, and most of the best tokens still stay the same. So a bad story proves
+# a bug, and a good one does not prove that there is none.
 
 # %% [markdown]
 # ### The bug zoo
@@ -949,6 +956,9 @@ from tutorial_engine.viz import attention_picture
 attention_picture(story_shares[3, 3], story_labels, "layer 3, head 3")
 
 # %% [markdown]
+# Most other queries have nothing to copy. Their shares must add up to 1, too, so they rest on a few tokens: here on `·time`
+# and `·a`.
+#
 # A map shows where a head looks, not that this decides anything. For that we take the head away: an *ablation* sets
 # its output to zero, so that it adds nothing to the residual stream. To compare, we also need the story without an
 # earlier name that begins with R: there Mimo has the coat.
@@ -1074,8 +1084,8 @@ right, total = hits({}), again.numel()
 print(f"{right} of {total} tokens in {len(noise)} such texts are predicted")
 
 # %% [markdown]
-# Our model was trained for this: some training texts were random tokens that repeat, and there only the repeats
-# counted. (Induction heads were also found in models that were trained on ordinary text only: [Olsson et al.,
+# Our model was trained for this: some training texts were random tokens that repeat, and in those texts the loss was
+# computed on the repeats only. (Induction heads were also found in models that were trained on ordinary text only: [Olsson et al.,
 # 2022](https://arxiv.org/abs/2209.11895).)
 
 # %% [markdown]
@@ -1121,6 +1131,8 @@ heads_picture(noise_shares, induction_scores(model), token_labels(tokenizer, noi
 # is your score of L3 H3, in the text of the maps.)
 
 # %%
+import itertools
+
 from tutorial_engine.tiny import score_of_heads
 
 l3_h3 = float(score_of_heads(noise_shares, period)[3, 3])
@@ -1131,11 +1143,15 @@ for back in (0, 1, 2):
     mean = noise_shares.diagonal(offset=-back, dim1=-2, dim2=-1).mean(-1)  # [layers, heads]
     found = [f"L{i} H{j} ({float(mean[i, j]):.2f})" for i, j in (mean > 0.5).nonzero().tolist()]
     print(f"look {back} back:         ", found)
-print(f"without L1 H3 and H5, {hits({1: (3, 5)})} of {right} hits are left")
-print(f"without L0 H4,        {hits({0: (4,)})} of {right}")
+pairs = {pair: hits({1: pair}) for pair in itertools.combinations(range(6), 2)}
+alone = [hits({0: (head,)}) for head in range(6)]
+print(f"without L1 H3 and H5, {pairs.pop((3, 5))} of {right} hits are left;", end=" ")
+print(f"without two other heads of layer 1, {min(pairs.values())} or more")
+print(f"without L0 H4, {alone.pop(4)} of {right}; without another of layer 0, {min(alone)} or more")
 
 # %% [markdown]
-# So copying takes two steps. The picture shows both in our story. At the bottom, the heads of step 1 are silenced
+# Two other heads of the layer are the control: without them most hits are left. So copying takes two steps. The picture
+# shows both in our story. At the bottom, the heads of step 1 are silenced
 # for one token only, the `a`. Then step 2 cannot find this token.
 
 # %% tags=["figure-two-steps"]
@@ -1144,7 +1160,7 @@ from tutorial_engine.viz import two_steps_picture
 two_steps_picture(model, tokenizer, story_ids, first=(1, (3, 5)), second=(3, 3))
 
 # %% [markdown]
-# To take a part away shows that it is *needed*, and no more. Without L0 H4 hardly anything is copied either. It looks
+# Ablation shows that a head is *needed*, not what it carries. Without L0 H4 hardly anything is copied either. It looks
 # at the token itself (0.99), so it can only copy the token's own identity, which later layers need. That is why we
 # also exchanged outputs.
 
@@ -1266,7 +1282,7 @@ same = expected[0, len(ids) :].tolist() == told
 print(f"all {len(told)} tokens equal those of transformers: {same}")
 
 # %% [markdown]
-# The *ledger* is a table of programs that compute the same logits, for the same prompts and tokens. Column 2
+# Each row of the *ledger* is one program. All of them should compute the same logits, for the same prompts and tokens. Column 2
 # is the largest difference between a logit here and the same logit in `transformers`. Column 3 counts equal tokens.
 # The tolerance is a ten-thousandth of the largest logit. `top1 − top2` is the smallest distance between the best
 # logit and the second best: errors below half of it cannot change a token.

@@ -151,8 +151,8 @@ if predictions.reveal("keys", {0: "in none", 3: "in 1, 2 and 3", 4: "in all"}[le
     print("layers in which an old key or value changes:", change)
 
 # %% [markdown]
-# **Why the deeper layers agree.** A key (or value) in layer 0 is made from its token alone. In layer 1 it is made
-# from what layer 0 computed for this token, and by the causal mask layer 0 looked only at this token
+# **Why the deeper layers agree.** In layer 0, a value is made from its token alone, and a key from its token and its
+# position. In layer 1 they are made from what layer 0 computed for this token, and by the causal mask layer 0 looked only at this token
 # and earlier ones. The same argument holds for layer 2, and so on. Nothing that comes later can get in.
 
 # %% tags=["figure-readers"]
@@ -336,7 +336,9 @@ print("untouched:  ", mine.go_on(mine.memory(KAMO), KAMO))
 print("transplant: ", story_with(3, "KV"))
 
 # %% [markdown]
-# The screen still says Kamo, and the story is about Kumo. You have copied 512 bytes.
+# The screen still says Kamo, and the story is about Kumo. You have copied 512 bytes. (We chose a pair of names for which
+# the copied name comes out whole. With others the old name vanishes as well, but often a third one comes: the slots
+# behind it still hold the old text.)
 
 # %%
 predictions.ask(
@@ -354,7 +356,7 @@ if predictions.reveal("transplant", {1: 0, 2: 1, 3: 2, 0: 3}[changed]):
 
 # %% [markdown]
 # The **key** says how a slot is found, and the **value** is what it passes on. In layer 3, heads 3 to 5 copy
-# names: they look for the token that followed the same letter earlier (notebook 01). Both keys are found equally
+# names: they look for the token that followed the same letter earlier (notebook 01). ("K" is a token here, and K a key.) Both keys are found equally
 # well. The next cell runs the story up to the second letter K. It shows the *weights* (shares of attention) that
 # this token gives to slot 1: with its own key, with Kumo's, and with a key of zeros.
 
@@ -431,8 +433,14 @@ for layer, (_, v) in memory.items():
 labels = token_labels(tokenizer, named_ids[:-1])
 matters_picture(falls, labels, labels[1])
 
+# %%
+alone = {layer: (k, torch.zeros_like(v)) for layer, (k, v) in memory.items()}
+alone[3][1][1] = memory[3][1][1]  # V of slot 1, layer 3
+print(f"V of all other slots and layers set to zero: P(am) = {p_am(alone):.2f}")
+
 # %% [markdown]
-# One cell stands out, and we chose no head to find it. Of all stored values, the next step needs this one.
+# One cell stands out, and we chose no head to find it. Of all stored values, the next step needs this one, and it needs
+# no other.
 #
 # **Move it in time.** RoPE has turned each key by its position. We turn all keys by 100 more positions, with
 # your `rope` if you brought it. Then the text should go on at position 118 as it did at position 18.
@@ -475,33 +483,6 @@ for hero in (" Ben", " Anna"):
 # large models many heads that have nothing to copy look at the first tokens, so these matter there.</details>
 
 # %% [markdown]
-# ### What this cache costs
-#
-# `torch.cat` makes a new tensor, so every step copies all old keys and values. `bytes_copied` gives your cache a
-# text, token by token, and counts these bytes. Attention also *reads* all K and V in every step, whatever the
-# cache. (1 KiB is 1,024 bytes, 1 MiB 1,024 KiB, 1 GiB 1,024 MiB.)
-
-# %%
-lengths = (50, 100, 200)
-by_cat = [mine.bytes_copied(n) for n in lengths]
-per_token = 2 * c.num_hidden_layers * c.num_key_value_heads * c.head_dim * 4  # bytes of K and V
-for n, copied in zip(lengths, by_cat, strict=True):
-    read = per_token * n * (n + 1) // 2
-    print(f"a text of {n:3} tokens: {copied // 2**10:6,} KiB copied, {read // 2**10:6,} KiB read")
-
-# %% [markdown]
-# Both grow with the *square* of the length. The copy comes on top, and for a moment it holds the old and the new
-# tensor. And the tensor has another size and address in every step, which *CUDA graphs* (recorded GPU steps) do not
-# allow. `DynamicCache`, the default of `transformers`, does exactly this. A *static* cache, which you build in
-# section 6, writes into memory that was allocated once.
-
-# %% tags=["figure-strips"]
-from tutorial_engine.viz import strips_picture
-
-grows = [(0, 3), *((old, 1) for old in (3, 4, 5))]  # (tokens copied, tokens written) in a step
-strips_picture({"torch.cat": grows, "static": [(0, new) for _, new in grows]}, room=10)
-
-# %% [markdown]
 # ## 5 · Prefill and decode are one function
 #
 # **Objective:** run any number of tokens that are not computed yet. Prefill and decode need
@@ -542,18 +523,56 @@ from tutorial_engine.learn import check_run_new
 
 mine.use(run_new, check_run_new)
 
+# %% [markdown]
+# This is the whole loop of an engine. `attention` holds the cache: in each layer it writes the new K and V, and reads all
+# of them. `mine.tell` does the same.
+
 # %%
+attention = mine.empty_cache(max_len=64)
+token_ids, computed = list(prompts[0]), 0
+for step in range(24):
+    if step < 3:
+        print(f"step {step}: {computed} tokens computed, {len(token_ids) - computed} to run")
+    logits = mine.parts("run_new", mine.model, attention, token_ids, computed)
+    computed = len(token_ids)
+    token_ids.append(int(logits.argmax()))
+print(tokenizer.decode(token_ids))
 mine.tell(PROMPTS[0])
 
 # %% [markdown]
-# In the package (and in vLLM) each request counts its tokens with K and V in the cache: `num_computed_tokens`. All
-# layers write to the same positions, so the counter moves on only after the last layer.
+# In the package each request counts its tokens with K and V in the cache: `num_computed_tokens`. All layers write to the
+# same positions, so the counter moves once for each forward: here after it. (In vLLM it moves when the step is planned.)
 
 # %% [markdown]
 # ## 6 · One storage and a map
 #
-# **Objective:** write each key and value once, and find it again in memory.
+# **Objective:** write each key and value once, and find it again in memory. First: what does `torch.cat` cost?
 #
+# `torch.cat` makes a new tensor, so every step copies all old keys and values. `bytes_copied` gives your cache a
+# text, token by token, and counts these bytes. Attention also *reads* all K and V in every step, whatever the
+# cache. (1 KiB is 1,024 bytes, 1 MiB 1,024 KiB, 1 GiB 1,024 MiB.)
+
+# %%
+lengths = (50, 100, 200)
+by_cat = [mine.bytes_copied(n) for n in lengths]
+per_token = 2 * c.num_hidden_layers * c.num_key_value_heads * c.head_dim * 4  # bytes of K and V
+for n, copied in zip(lengths, by_cat, strict=True):
+    read = per_token * n * (n + 1) // 2
+    print(f"a text of {n:3} tokens: {copied // 2**10:6,} KiB copied, {read // 2**10:6,} KiB read")
+
+# %% [markdown]
+# Both grow with the *square* of the length. The copy comes on top, and for a moment it holds the old and the new
+# tensor. And the tensor has another size and address in every step, which *CUDA graphs* (recorded GPU steps) do not
+# allow. `DynamicCache`, the default of `transformers`, does exactly this. A *static* cache, which you build
+# next, writes into memory that was allocated once.
+
+# %% tags=["figure-strips"]
+from tutorial_engine.viz import strips_picture
+
+grows = [(0, 3), *((old, 1) for old in (3, 4, 5))]  # (tokens copied, tokens written) in a step
+strips_picture({"torch.cat": grows, "static": [(0, new) for _, new in grows]}, room=10)
+
+# %% [markdown]
 # ### Exercise 4: a cache that copies nothing (15 minutes)
 #
 # A real cache allocates its memory once. The token at position p goes into slot p, and stays there.
@@ -660,7 +679,7 @@ print("slots to read: ", [(s.start, s.stop) for s in batch.context_slots])
 print("K of a layer [K/V heads, slots, head_dim]:", list(cache.storage.k[0].shape))
 
 # %% [markdown]
-# A slot that nobody wrote must never be read. To test this, we fill the storage with NaN ("not a number"): any sum
+# Attention must never read a slot that was not written. To test this, we fill the storage with NaN ("not a number"): any sum
 # with a NaN in it is NaN. Then the three prompts run, and their K and V go to `slots`, the list of your exercise.
 
 # %%
@@ -688,7 +707,8 @@ print("slots still NaN in layer 0, row 2:", int(keys[0, 2, 0, :, 0].isnan().sum(
 # one position too far from the prompt.
 #
 # Below, `logits_of` runs a prompt, and then some given new tokens one by one. It returns *rows of logits*: row 0
-# after the prompt, row 1 after the first new token, and so on.
+# after the prompt, row 1 after the first new token, and so on. (`prefill` and `decode` both call one `forward`. Their names
+# only say which tokens are new.)
 
 
 # %%
@@ -758,8 +778,8 @@ positions_picture(range(first, end + 16), wrong, *labels) if chosen else None
 
 # %% [markdown]
 # `planted` put this bug into the package for a moment. `zoo` does so with four bugs, one after the other, and prints
-# the changed lines. The last bug gives a chunk the *upper* rows of the mask's triangle, as PyTorch's
-# `is_causal=True` does.
+# the changed lines: a position too late, K and V in a slot too early, a slot too many that is read, and a chunk with the
+# *upper* rows of the mask's triangle, as PyTorch's `is_causal=True` has it.
 
 
 # %%
@@ -774,7 +794,7 @@ print(f"{caught} of {len(BUGS_02)} bugs are caught")
 # ### Exercise 6: a test that catches all four (10 minutes)
 #
 # Write a test. It gets the function `logits_of`, calls it with a prompt, new tokens and a chunk size of your choice
-# (any ids below 256), and returns the logits. The check plants each bug, and the logits must change every time.
+# (any different ids below 256), and returns the logits. The check plants each bug, and the logits must change every time.
 # Then make the test smaller: how few tokens are enough?
 #
 # <details><summary>Hint</summary>Read the changed line of the fourth bug. For which <code>q_len</code> and
@@ -920,7 +940,7 @@ latency_picture(measured, virtual) if predictions.reveal("short", answer) else N
 
 # %% [markdown]
 # The left clock counts one unit for each token that runs. The right clock is this machine: other programs bend its
-# curves, and where a library chooses another program there is a jump. The model is so small that for a few tokens
+# curves, and a jump means that a library changed to another kernel. The model is so small that for a few tokens
 # most of the time goes into *starting* operations. The cache wins clearly once the arithmetic takes longer than that.
 
 # %%
@@ -1044,8 +1064,7 @@ roofline_picture(bandwidth, peak, points) if chosen else None
 # A long prefill is *compute-bound*: many tokens share each weight that is read, and it comes near the roof. Decode
 # of one sequence is *memory-bound*: it reads all weights for one token. That is why eight sequences, with
 # eight times the FLOPs, take far less than eight times as long. So every server decodes many sequences at once.
-# (Decode stays below the roof: a product with few rows often reads memory more slowly than the long read that
-# measured the bandwidth.)
+# (Decode stays below the roof: we measured the bandwidth with one long read, and a small product often does not reach it.)
 #
 # A batch shares the weights and not the KV caches: each sequence reads its own K and V. For the whole
 # Qwen3-0.6B in bf16, and the GPU of the calculator:
@@ -1060,12 +1079,12 @@ for num_seqs in (1, 8, 64, 512):
         print(f"batch of {num_seqs:3}, {old:4} cached tokens each: {intensity:5.1f} FLOPs a byte")
 
 # %% [markdown]
-# With short contexts a larger batch moves to the right, towards the ridge. With long contexts K and V are most of
+# With short contexts a larger batch moves to the right, towards the ridge. With many long contexts K and V are most of
 # the bytes. In every layer, attention does 4·H·D FLOPs for a cached token, and reads 4·H_kv·D bytes in bf16. That
 # is **H/H_kv FLOPs a byte, whatever the batch or the context**: 2 for Qwen3-0.6B, 4 for Llama-3.1-8B, 1 with MHA.
-# So fewer K/V heads help, and decode stays memory-bound.
+# (The table counts the products with the weights, too. The longer the contexts, the nearer it comes to 2.) So fewer K/V heads help, and decode stays memory-bound.
 #
-# Often the memory is full before the ridge is near: K and V of 512 · 4,096 tokens take 224 GiB, and the GPU has 24.
+# The memory is often full long before the batch reaches the ridge: K and V of 512 · 4,096 tokens take 224 GiB, and the GPU has 24.
 
 # %%
 print(predictions.score())
@@ -1166,8 +1185,9 @@ mine.tell(PROMPTS[2], drawn)
 
 # %% [markdown]
 # **The seed mistake.** Each request has its own random generator, which is seeded *once*. Plausible
-# code seeds it again before every draw, so that "the result is reproducible". Then every draw gives the
-# same number, and the text repeats itself.
+# code seeds it again before every draw, so that "the result is reproducible". Then every draw uses the same random number:
+# after the same text always the same token. A story still reads like a story, so this bug is easy to miss. Below are 12
+# draws after one text.
 
 # %% tags=["figure-draws"]
 from tutorial_engine.sampling import Sampler
@@ -1427,9 +1447,9 @@ rows = ledger(paths, prompts, num_tokens=12)
 print(table(rows))
 
 # %% [markdown]
-# The third column counts the steps at which the likeliest token is that of the reference. The best logit may become
-# smaller by the tolerance, and the second best larger by it. So equal tokens can be promised where the margin is
-# more than twice the tolerance. Here all margins are.
+# The third column counts the steps at which the likeliest token is that of the reference. Rounding may lower the
+# best logit and raise the second, by the tolerance each. So equal tokens are certain only where the margin is more than
+# twice the tolerance. Here all margins are.
 #
 # **Edited memory.** The transplant of section 4, V alone, in every memory that there is. *Pages* and *cells* are
 # the memories of notebook 04. The reference has no cache: its attention gets the other V in each forward.

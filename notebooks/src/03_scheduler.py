@@ -261,6 +261,9 @@ explorer
 # the budget. Run that cell and its check, and the explorer's cell again. Choose *mine*: what happens in step 0? Then
 # let those who wait go before those who run. Who stalls? In the end put your rule right, and run its two cells again.
 #
+# <details><summary>Answer</summary>Without the budget, step 0 runs 17 tokens where 8 are allowed. With those who wait in
+# front, C stalls in step 8, and D in step 10.</details>
+#
 # Set *show* to “the steps, the cache and all tokens”: the hatched slots of a row are reserved and empty.
 
 # %% [markdown]
@@ -333,7 +336,7 @@ show_source(Scheduler.schedule_waiting)
 #
 # If memory runs out, a running request gives its memory back and waits again: it is *preempted*. Rows never need
 # this; notebook 05 shows it. The rule brings such a request back
-# without a special case: none of its tokens is computed any more, so its difference is large again.
+# without a special case: none of its tokens is computed any more, so it has all of them to run again.
 #
 # When you open the scheduler of vLLM, you will find the same parts under these names:
 
@@ -440,7 +443,7 @@ one_request(run.trace, "C")
 # waits, or if its request runs nothing in this step.
 #
 # Static batching changes two methods. `batch` holds the prompts of the present batch (here each `group` is one
-# request). `isdisjoint` says that none of these waits. If nobody runs, too, the next `max_num_seqs` become the batch.
+# request). `isdisjoint` says that none of these waits. When nobody of the batch waits or runs, the next `max_num_seqs` become the batch.
 
 # %%
 from tutorial_engine.engine import OneByOne, PrefillFirst
@@ -590,7 +593,7 @@ throughput_latency(curves, "TPOT", "requests at once (max_num_seqs)") if answere
 # 10 + 1 ms, and one with 16 lasts 10 + 16 ms. The measured ratio is a little more, because the rest of the prompts is
 # read between the first two tokens. The first doublings are cheap: two at once cost little and give nearly twice the
 # tokens. The last two printed lines compare that with the doubling from 8 to 16. A server is tuned by choosing a point on
-# such a curve. On the other line a token costs 0.05 ms, as on a large GPU: there the TPOT hardly grows.
+# such a curve. On the line of the large GPU a token costs 0.05 ms: there the TPOT hardly grows.
 
 # %%
 predictions.ask(
@@ -790,7 +793,8 @@ for b in (8001, 2048, 512):  # one token of each step is A's
     )
 
 # %% [markdown]
-# Real budgets are hundreds to thousands of tokens (`max_num_batched_tokens` in vLLM).
+# Real budgets are hundreds to thousands of tokens (`max_num_batched_tokens` in vLLM). Attention is left out here: a real
+# prompt of 8,000 tokens takes longer, and each chunk reads the K and V of all earlier chunks again.
 
 # %%
 print(box("step_order"))
@@ -1040,7 +1044,7 @@ sweep(ends, {"TTFT": both}, axis, "ms", at_most=promised, steps=True) if chosen 
 
 # %% [markdown]
 # Your policy turns the number into a time. A short one takes 68 ms. So L goes after five of them if its patience ends
-# between 272 and 340 ms, and after six if it ends between 340 and 408 ms. Within a step of the picture nothing changes: L is
+# above 272 and up to 340 ms, and after six if it ends above 340 and up to 408 ms. Within a step of the picture nothing changes: L is
 # asked only when a place is free. A patience of 0 is first come, first served. A very large one is shortest first. In
 # between, the mean falls and L pays for it. Set `patience` in your class to a value that keeps both promises, and run
 # its cells again: the line "fair" should say "kept" twice.
@@ -1051,7 +1055,7 @@ sweep(ends, {"TTFT": both}, axis, "ms", at_most=promised, steps=True) if chosen 
 # **Objective:** know what a test of a scheduler has to look at.
 #
 # Four bugs are planted into the engine, one after the other. Here are their changes: the line with - is right, and the
-# line with + is the bug. (The second turns the requests round where each runs one token. In the third,
+# line with + is the bug. (The second swaps the cache rows of the requests, in a step where each runs one token. In the third,
 # `torch.default_generator` is the one random generator that all of PyTorch shares. In the fourth, `cap` is a limit
 # that is not set here.) Read each, and ask yourself: what must a test run to see this?
 
@@ -1200,7 +1204,7 @@ server.beside_vllm()
 
 # %% [markdown]
 # The same decisions, from your few lines. A rule that looks nearly right does not get there: with those who wait in
-# front it is 212 steps. vLLM's scheduler has 3,436 lines, because a server needs much more: pictures, adapters,
+# front it is 212 steps, and r0, which decodes, stalls. vLLM's scheduler has 3,436 lines, because a server needs much more: pictures, adapters,
 # several machines, priorities. What it does when memory runs out is the subject of the next two notebooks.
 
 # %% [markdown]
@@ -1209,6 +1213,10 @@ server.beside_vllm()
 # You can plan any step by hand, read a timeline, and tell TTFT from TPOT. You can choose a policy, a token budget and a
 # batch size for a server, and say what each costs. You know which test finds which bug. Rows waste memory: the
 # hatched slots of the explorer stay empty. The next notebook, `04_paged_cells`, does better.
+#
+# In papers, planning anew for each step is called *iteration-level scheduling*
+# ([Orca](https://www.usenix.org/conference/osdi22/presentation/yu), 2022), and by NVIDIA *in-flight batching*. Chunks beside
+# those who decode come from [Sarathi-Serve](https://arxiv.org/abs/2403.02310) (2024).
 #
 # <details><summary>Not in this lesson</summary>
 # <p><b>Speculative decoding.</b> A small model guesses tokens, and the large one checks several in one forward. It is

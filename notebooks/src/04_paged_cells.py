@@ -136,8 +136,8 @@ print("the pool has", run.trace.settings["num_blocks"], "blocks")
 
 # %% [markdown]
 # When vLLM starts, it prints two numbers about its pool. The first is how many tokens the pool holds. The second is how
-# many requests of the greatest allowed length fit into it. Here are both for our pool of 12 blocks of 4 tokens. A request
-# may have up to 32 tokens.
+# many requests of the greatest allowed length fit into it. Here are both for our pool of 12 blocks of 4 tokens. A
+# request may have up to 32 tokens.
 
 # %%
 predictions.ask(
@@ -201,8 +201,8 @@ run = server.serve(PROMPTS, params)
 
 # %% [markdown]
 # Your map now says where K and V are read. The engine calls it when a table is new or has got one
-# more block. That happened 6 times: A, B and C began with 3, 2 and 1 blocks, and each took one more. The storage below
-# the map is the one of notebook 02: one tensor for K and one for V, layer after layer.
+# more block. That happened 6 times: A, B and C began with 3, 2 and 1 blocks, and each took one more. The storage is as
+# in notebook 02: one tensor for K and one for V. Only the order inside a layer differs (section 9).
 #
 # <details><summary>The same memory, seen with five axes</summary><code>small.pages()[0].shape</code> is [layers, blocks,
 # K/V heads, block size, head_dim]. It is a view: nothing is copied. The package's map is
@@ -247,7 +247,7 @@ block_view(on_pages.trace.trace(), step=2, labels=labels, simple=True) if chosen
 
 # %% [markdown]
 # A token that was only chosen has no K and V yet. It needs a slot when it *runs*, one step later. So a request takes a
-# new block at the last moment. Only its last block can be partly empty. This block is called *open*.
+# new block at the last moment. Only its last block can be partly empty: it is *open*.
 #
 # ### Exercise 3: a slot for the next token (5 minutes)
 #
@@ -256,8 +256,8 @@ block_view(on_pages.trace.trace(), step=2, labels=labels, simple=True) if chosen
 # is free, change nothing and return `None`. (A table can have blocks ahead, for tokens that run later.)
 #
 # <details><summary>Hint</summary><code>pos</code> lies in logical block <code>pos // block_size</code>. The table has no
-# block for it if this number is <code>len(block_table)</code>. <code>free_blocks.pop(0)</code> takes the first block out.
-# The slot is that of exercise 2.</details>
+# block for it if this number is <code>len(block_table)</code>. <code>free_blocks.pop(0)</code> takes the first block
+# out. The slot is that of exercise 2.</details>
 
 
 # %% tags=["exercise"]
@@ -309,9 +309,9 @@ pages_explorer
 #
 # **Objective:** see what the new map is worth.
 #
-# Here are both runs on the same axes. The requests, the steps and the tokens are the same. On pages, only open blocks have
-# internal fragmentation, and any free block fits any request: there is no external one. Here a step is counted before
-# finished requests leave. So step 2 has 26 tokens. The picture of blocks above showed 17, because B had left with 9.
+# Here are both runs on the same axes. The requests, the steps and the tokens are the same. On pages, only open blocks
+# have internal fragmentation, and any free block fits any request: there is no external one. In step 2 this picture
+# counts B's 9 tokens. The block picture was drawn after B had left: 26 − 9 = 17.
 
 # %% tags=["figure-rows-and-pages"]
 from tutorial_engine.viz import waste_over_time
@@ -358,9 +358,10 @@ users_at_once({"rows": few, "pages": many}) if chosen else None
 
 # %% [markdown]
 # Model, memory and texts are the same. But three times as many users are served at once, nobody waits, and the last
-# answer comes after a third of the steps. It is three times because a row has 64 slots for at most 20 tokens. On the
-# virtual clock a step pays for each of its tokens, so the gain in time is smaller: 342 ms against 582 ms. A decode step of
-# a large model on a GPU mostly reads weights (notebook 02), so there the gain is nearer to that in steps.
+# answer comes after a third of the steps. A user runs at most 8 + 11 = 19 tokens, so 5 blocks: 12 · 5 = 60 of the 64.
+# (In the picture colours repeat: read the letters.) On the virtual clock a step pays for each of its tokens, so the
+# gain in time is smaller: 342 ms against 582 ms. A decode step of a large model on a GPU mostly reads weights (notebook
+# 02), so there the gain is nearer to that in steps.
 
 # %% [markdown]
 # ## 6 · Attention that reads the pages in place
@@ -368,9 +369,9 @@ users_at_once({"rows": few, "pages": many}) if chosen else None
 # **Objective:** compute attention over scattered blocks without copying them.
 #
 # There is a price that we have not looked at. The attention of notebook 01 wants all keys of a request in one tensor.
-# If the blocks of a request are neighbours in the pool, their slots are one piece, and a view is enough. If they are not,
-# our engine *gathers* them before the attention of each layer: it copies the whole context into one tensor, in every
-# decode step, for one new token. In section 4:
+# If the blocks of a request are neighbours in the pool, their slots are one piece, and a view is enough. If they are
+# not, our engine *gathers* them before the attention of each layer: it copies the whole context into one tensor, in
+# every decode step, for one new token. In section 4:
 
 # %%
 storage = on_pages.memory.storage
@@ -381,8 +382,8 @@ print("the pool has", storage.num_slots, "slots,", storage.num_bytes // 1024, "K
 # %% [markdown]
 # But paging does not mean copying. *PagedAttention* is the name of an attention that reads each block where it lies.
 #
-# How does it make a softmax over all tokens? It could keep the scores of all tokens, then take one softmax, and then read
-# the values. The first kernel of vLLM did this. But for a long context, or for many queries at once, the scores no
+# How does it make a softmax over all tokens? It could keep the scores of all tokens, then take one softmax, and then
+# read the values. The first kernel of vLLM did this. But for a long context, or for many queries at once, the scores no
 # longer fit into the chip's fast memory. A **running** softmax (also: *online* softmax) keeps only two numbers and one
 # vector for a query. FlashAttention is built on it, and so is your exercise.
 
@@ -444,8 +445,9 @@ run = server.serve(PROMPTS, params)
 
 # %% [markdown]
 # From now on `server` attends in place. Your function is called for each query, head and layer. Here is the loop
-# of the package's version, for all heads and all new tokens at once. It has one thing more: the mask keeps a new token
-# from seeing later ones.
+# of the package's version, for all heads and all new tokens at once. Find your own lines in it: `scores`, `new_m`,
+# `p, correction`, and the updates of `l` and `acc`. `by_kv_head` puts the query heads that share a K/V head together.
+# `bmm` is `@` for all K/V heads at once. The mask is new: it keeps a new token from seeing later ones.
 
 # %%
 from tutorial_engine.cache import NaivePagedAttention, attend_in_blocks
@@ -453,8 +455,8 @@ from tutorial_engine.cache import NaivePagedAttention, attend_in_blocks
 show_source(attend_in_blocks)
 
 # %% [markdown]
-# A second version, `PagedAttention`, works on many blocks in one call, because the sums of different blocks can be merged
-# in any order. All three ways give the same tokens:
+# A second version, `PagedAttention`, works on many blocks in one call, because the sums of different blocks can be
+# merged in any order. All three ways give the same tokens:
 
 # %% jupyter={"source_hidden": true}
 from tutorial_engine.lab import PagedAttention
@@ -503,13 +505,17 @@ for name, backend in ways.items():  # measured here
 # On a CPU the loop is the slowest. Each turn starts several PyTorch operations for one small block, and
 # starting them costs more than the copy that was saved. The version for many blocks starts far fewer, but it still
 # starts more operations than a copy and one attention do. So our engine gathers unless it is told otherwise.
+#
+# [Appendix A2](appendix/A2_on_a_gpu.ipynb) has runs on a GPU. There, rows that are read in place gave one and a half
+# times as many tokens a second as pages that are copied. But two things differ between these runs: the map, and the
+# copy.
 
 # %% [markdown]
 # On a GPU this is what *kernels* are for. One kernel runs the whole loop on the chip: it reads the block table itself,
 # loads a block, keeps m, l and acc in *registers* (the chip's fastest memory), and writes nothing but the output.
 # *FlashAttention* is this loop as a kernel. It takes several queries together, loads a block of keys once, and uses it
-# for all of them. It began with keys in one piece. Today it takes a block table, and vLLM calls it on its pages. Cutting one
-# long context into parts and merging their sums is called *split-KV* or *Flash-Decoding*.
+# for all of them. It began with keys in one piece. Today it takes a block table, and vLLM calls it on its pages.
+# Cutting one long context into parts and merging their sums is called *split-KV* or *Flash-Decoding*.
 #
 # <details><summary>The same loop as a kernel, in the manner of Triton (text only: it does not run here)</summary>
 #
@@ -574,8 +580,8 @@ def a_gap():
 print(a_gap())
 
 # %% [markdown]
-# `head` in the print is where the search for a free cell begins: behind the token that was placed last, or at a freed
-# cell if that is earlier. The search goes to the end, and then on from the start.
+# `head` in the print is no attention head. It is where the search for a free cell begins: behind the token that was placed last, or at a freed
+# cell if that is earlier. Behind the last cell it starts again at 0.
 
 # %%
 predictions.ask(
@@ -595,7 +601,7 @@ if predictions.reveal("cell", f"cell {cell}: {seen}"):
 
 # %% [markdown]
 # The number of a cell says where K and V lie. The position says where the token stands in its text. Any cell
-# may hold any position. So the causal rule is no longer a matter of order in memory: a query may see a cell
+# may hold any position. So the order of the cells no longer tells what a token may see. A query may see a cell
 # if its sequence owns it, and if the position is at most the query's.
 #
 # ### Exercise 5: who sees what? (5 minutes)
@@ -627,9 +633,10 @@ for out in run.outputs:
     print(out.request_id, "has two answers:", [answer.text for answer in out.outputs])
 
 # %% [markdown]
-# Each request has two answers (`n=2`). At first two sequences share all prompt cells but the last. With 28 cells this
-# does not last: in steps 2 and 3 C and all second answers give their cells back. Later each runs again in cells of its
-# own. So C's first answer has a TPOT of 25.2 ms. Cells that are given back get tokens of others.
+# The two answers of a request (`n=2`) share its prompt cells, except the last: each answer runs the last prompt token
+# itself. 28 cells are too few for six answers. In steps 2 and 3 four of them give all their cells back: C's first
+# answer, and all second ones. Later the four start again, without sharing. So C's first
+# answer has a TPOT of 25.2 ms.
 #
 # Our engine gathers the visible cells, sorted by position. llama.cpp gathers nothing: its attention reads all cells
 # up to the last used one, in the order in which they lie. Cells that are not in your list get weight 0. The order does
@@ -672,10 +679,10 @@ if predictions.reveal("freed", {0: "none"}.get(len(freed), str(len(freed)))):
 #
 # **Objective:** know what a *context shift* does to the text.
 #
-# A conversation grows until all cells are used. An engine can then drop the oldest tokens and go on: `seq_rm`
-# frees their cells, and `seq_add` moves the positions of the others down. A key was turned by its old
-# position (RoPE, notebook 01), so each key is turned back by the difference. This is its *shift*. The model computes nothing
-# again, which is why it is fast. This is done in each layer; `angles` are the RoPE angles of each cell's shift:
+# A conversation grows until all cells are used. An engine can then drop the oldest tokens and go on: `seq_rm` frees
+# their cells, and `seq_add` moves the positions of the others down. A key was turned by its old position (RoPE,
+# notebook 01), so each key is turned back by the difference. This is its *shift*. The model computes nothing again,
+# which is why it is fast. This is done in each layer; `angles` are the RoPE angles of each cell's shift:
 
 # %%
 from tutorial_engine.cache import CellKVCache
@@ -684,8 +691,8 @@ from tutorial_engine.learn import box
 show_source(CellKVCache.apply_shifts)
 
 # %% [markdown]
-# llama.cpp can keep the first tokens, for example the instructions, and drop some behind them. Here A has positions 0 to 7
-# in cells 0 to 7. It keeps 1 token and drops 3:
+# llama.cpp can keep the first tokens, for example the instructions, and drop some behind them. Here A has positions 0
+# to 7 in cells 0 to 7. It keeps 1 token and drops 3:
 
 # %%
 from tutorial_engine import lab
@@ -740,13 +747,15 @@ from tutorial_engine.viz import shift_picture
 
 twenty = tokenizer.encode(f"{PROMPTS[0]} {PROMPTS[1]} Anna had a red").ids  # 20
 own = context_shift if check_context_shift(context_shift).ok else None  # None: the package's
-one_layer = shift_gap(random_model(1), [i % 97 for i in twenty], 6, own)
-trained = shift_gap(model, twenty, 6, own)
-exact = [gap.logits < 1e-5 for gap in (one_layer, trained)]
-chosen = predictions.reveal("shift", 1 if exact == [True, False] else 0 if all(exact) else 2)
-shift_picture(
-    {"random, 1 layer": one_layer, "trained, 4 layers": trained}, discard=6
-) if chosen else None
+below_97 = [i % 97 for i in twenty]  # the random models have 97 tokens
+gaps = {
+    "random, 1 layer": shift_gap(random_model(1), below_97, 6, own),
+    "random, 4 layers": shift_gap(random_model(4), below_97, 6, own),
+    "trained, 4 layers": shift_gap(model, twenty, 6, own),
+}
+exact = [gap.logits < 1e-5 for gap in gaps.values()]
+chosen = predictions.reveal("shift", 1 if exact == [True, False, False] else 2 - 2 * all(exact))
+shift_picture(gaps, discard=6) if chosen else None
 
 # %% [markdown]
 # In every layer but the first, K and V are made from the output of the layer before. That layer had already read the
@@ -771,30 +780,34 @@ box("context_shift")
 #
 # **Objective:** see why the table is kept by token, and the data by layer.
 #
-# The cell table has one entry for each token, for all layers. But K and V lie layer by layer. Why not everything of
-# one token side by side? In the picture, a *piece* is memory without a gap. Each token has two numbers in a layer, one
-# for each head.
+# The cell table has one entry for each token, because position and owners are the same in every layer. But K and V lie
+# layer by layer. Why not everything of one token side by side? In the picture, a *piece* is memory without a gap. Each
+# token has two numbers in a layer, one for each head.
 
 # %% tags=["figure-layouts"]
 from tutorial_engine.lab import kv_layouts as layouts
 from tutorial_engine.viz import layouts_picture
 
-few_numbers = torch.arange(32.0).view(2, 2, 4, 2, 1)  # layers, K and V, places, heads, head_dim
-layouts_picture(layouts(few_numbers), layer=1, token=1, num_tokens=3)  # the last place is free
+few_numbers = torch.arange(48.0).view(2, 2, 6, 2, 1)  # layers, K and V, places, heads, head_dim
+layouts_picture(layouts(few_numbers), layer=1, token=1, num_tokens=5)  # the last place is free
 
 # %% [markdown]
-# A forward goes layer by layer, and reads K and V of one layer at a time. If they lie by layer, the K of neighbouring
-# tokens is one piece, and so is their V. If they lie by token, every token is a piece of its own. So the engines that we
-# name here keep the data by layer. Our pages and cells are as in the second row, our rows as in the third.
+# A forward goes layer by layer, and reads K and V of one layer at a time. By token, every token is a piece of its own:
+# 1000 tokens are 1000 pieces. By layer they stay 2, and with heads first 4. So by default the engines that we name here
+# keep the data by layer. To send blocks to another machine, "together" is better: then a block is one piece, and vLLM
+# can do that too.
+#
+# Our pages and cells are as in the second row, our rows as in the third. Heads first makes each head's K one piece.
+# PyTorch's attention reads that faster in bf16.
 
 # %% [markdown]
 # ## 10 · Which block size?
 #
 # **Objective:** choose a block size by what it costs.
 #
-# Cells, pages and rows are three maps over *one* storage. The block size is the dial between them: at one end
-# a cell for each token, at the other a row for each request. We turn it from end to end. Twelve requests,
-# eight of which have the same 8 tokens at their beginning, come one after the other and share 256 slots. Pages keep full
+# Cells, pages and rows are three maps over the same kind of storage. The block size is the dial between them: at one end
+# a cell for each token, at the other a row for each request. We turn it from end to end. Twelve requests come one after
+# the other. Eight begin with the same 8 tokens. All share 256 slots. Pages keep full
 # blocks of earlier requests and use them again (notebook 05). Cells and rows do not.
 
 # %%
@@ -841,7 +854,7 @@ for p in points:
 #
 # **Why 16?** vLLM's default is 16 tokens in a block for ordinary models (some attention kernels need 32, 64 or 128), and
 # here pages of 8 and less are faster. But these requests have at most 64 tokens. The next cell takes requests with
-# hundreds of tokens. It measures two times for each token: *bookkeeping* is the work of the block manager. *Reading* is
+# hundreds of tokens. It measures two durations per token: *bookkeeping* is the work of the block manager. *Reading* is
 # the time to copy one token's K, in one layer, out of scattered blocks.
 
 # %% tags=["nbval-ignore-output"] jupyter={"source_hidden": true}
@@ -850,10 +863,10 @@ from tutorial_engine.lab import block_size_trade, trade_table
 print(trade_table(block_size_trade()))  # bookkeeping and reading are measured here
 
 # %% [markdown]
-# From blocks of 1 to blocks of 16 most of the bookkeeping goes away, and only about 2 % of the slots are
-# wasted. Larger blocks save little more, and waste much more. Copying through the table (gathering) hardly depends on
-# the size. Does reading in place depend on it? This is the decode step of section 6 with other block sizes. (These times
-# are measured. Small differences between neighbours are noise.)
+# From blocks of 1 to blocks of 16 most of the bookkeeping goes away, and only about 2 % of the slots are wasted. Larger
+# blocks save little more, and waste much more. From blocks of 2 on, copying through the table (gathering) hardly
+# depends on the size. Does reading in place depend on it? This is the decode step of section 6 with other block sizes.
+# (These times are measured. Small differences between neighbours are noise.)
 
 # %% tags=["nbval-ignore-output"] jupyter={"source_hidden": true}
 sizes = (1, 4, 16, 64, 128)
@@ -863,10 +876,12 @@ for name, backend in ways.items():  # measured here
     print(f"{name:18}" + "".join(f"{ms:8.1f}" for ms in least))
 
 # %% [markdown]
-# It does. Each block is one turn of the loop, so with blocks of 1 the loop is ten times slower or more than with blocks of
-# 16. The version for many blocks has a sum to merge for each block. So 16 is a compromise. Larger blocks mean fewer turns and less bookkeeping. Smaller blocks waste less, and find more
-# of a common beginning. In a kernel a turn starts no PyTorch operations, so small blocks cost less there. SGLang's default
-# is 1 for ordinary models: every common token is found, and nothing is wasted.
+# It does. Each block is one turn of the loop, so with blocks of 1 the loop is ten times slower or more than with blocks
+# of 16. The version for many blocks has a sum to merge for each block. So 16 is a compromise. Larger blocks mean fewer
+# turns and less bookkeeping. Smaller blocks waste less, and find more of a common beginning. In a kernel a turn starts
+# no PyTorch operations, so small blocks cost less there. ([Appendix A2](appendix/A2_on_a_gpu.ipynb) measures what
+# starting them costs on a GPU.) SGLang's default is 1 for ordinary models: every common token is found, and nothing is
+# wasted.
 
 # %% [markdown]
 # **Try it.** Now all twelve users begin with the same 10 tokens. The table already shows three settings. At which
@@ -895,12 +910,23 @@ dials
 #
 # Two runs of vLLM 0.32 with the shipped model were recorded: which blocks each request had in each step, and how many
 # were free. Now `server` serves the same requests, on a pool of the same number of bytes. Your `num_blocks` turns the
-# bytes into blocks, and your `allocate` gives each new token its slot. Each vLLM block must always match one block here;
-# numbers may differ. Your `slots` says where each token is read. If it is wrong, the steps are the same, but the answers
-# are not. So the tokens of each request are compared as well.
+# bytes into blocks, and your `allocate` gives each new token its slot. Block numbers may differ, but a vLLM block must
+# always stand for the same block here. Your `slots` says where each token is read. If it is wrong, the steps are the
+# same and the answers are not. So the tokens are compared as well.
 
 # %%
-server.beside_vllm()
+server.beside_vllm(show_step=1)
+
+# %% [markdown]
+# The last lines are the block tables of both engines. All four requests begin with the same block, 9 there and 0 here,
+# because they share it (notebook 05).
+#
+# What would a mistake get? Here are two, each in a server of its own.
+
+# %%
+from tutorial_engine.learn import mistakes_beside_vllm
+
+print(mistakes_beside_vllm(model, tokenizer, lesson=4))
 
 # %% [markdown]
 # <details><summary>Not in this lesson</summary>
@@ -919,9 +945,9 @@ server.beside_vllm()
 #
 # ## What you can do now
 #
-# You can turn a memory budget into blocks, give a position its block, and find its slot. You read K and V where they lie, with a running
-# softmax. You can read a table of cells, and choose a block size by what it costs. In notebook 05 requests
-# *share* blocks, memory gets full, and a bug lets one user read what another one wrote.
+# You can turn a memory budget into blocks, give a position its block, and find its slot. You read K and V where they
+# lie, with a running softmax. You can read a table of cells, and choose a block size by what it costs. In notebook 05
+# requests *share* blocks, memory gets full, and a bug lets one user read what another one wrote.
 
 # %%
 print(predictions.score())

@@ -80,9 +80,9 @@ print(story)
 #
 # **Objective:** compute a beginning once for all requests that have it.
 #
-# Many requests begin alike: with the same instructions or the same document. The **prefix cache** finds such
+# Many requests begin with the same instructions or the same document. The **prefix cache** finds such
 # beginnings. A **hash** is a short number computed from data: the same data always give
-# the same one, and other data practically never do. Each full block gets a hash, made of its tokens *and
+# the same one, and two different texts almost never do. Each full block gets a hash, made of its tokens *and
 # of the hash of the block before it*. So a hash stands for all tokens from the start. A new request looks up
 # its hashes. A block that is there is a **hit**: the request takes it, and does not run its tokens again. The first **miss** ends the search.
 
@@ -199,8 +199,8 @@ box("radix")
 # writes the K and V of all tokens of the step, and only then reads.</details>
 #
 # <details><summary>What if the forward fails?</summary>Then some layers may have written K and V, and others
-# not. So the hashes of this step are taken back, and its tokens run again: by A or, if A is gone, by the request that has
-# found them.</details>
+# not. So the hashes of this step are taken back. A runs these tokens again. If A is gone, the request that found them
+# does.</details>
 #
 # <details><summary>What if two requests compute the same block?</summary>Both get the same hash. The first one is found; when
 # it is evicted, the second one is found.</details>
@@ -255,7 +255,7 @@ block_view(pool_of_7.trace.trace(), step=1, labels=labels)
 
 # %% [markdown]
 # The *tail* of A, block 2, goes to B and is evicted. Blocks 0 and 1 are still pale, so C finds them. If the head had gone first, C
-# would have found nothing, because a chain of hashes is searched from its start.
+# would have found nothing, because the search starts at the first block and stops at the first miss.
 #
 # All three blocks of A were full. The last block of a request is often open when the request ends. An open block has no
 # hash, so nobody can find it, and nothing is lost when it is taken. Therefore blocks without a hash go to the *front*
@@ -333,7 +333,8 @@ leak_picture(story) if chosen else None
 # ### Exercise 3: hand out a free block (5 minutes)
 #
 # `take` hands out the next block. This is where a block is evicted: it gets new content, so it must not be found
-# under its old hash.
+# under its old hash. (Here each hash belongs to one block. When two blocks hold the same text, the engine does the
+# bookkeeping for you.)
 #
 # <details><summary>Hint</summary>The first block of the queue is next. If it has a hash, take the hash out of
 # <code>cached</code>, and set <code>hashes[block]</code> to None.</details>
@@ -394,12 +395,13 @@ if predictions.reveal("zoo", {0: "none of them", 2: "two", 5: "all five"}[wrong_
 
 # %% [markdown]
 # The first four columns count the answers with the right tokens. `found` counts the prompt tokens that were hits in
-# the last test. Fewer than in “no bug” means wasted work, more means stale blocks. `integrity` is
+# the last test. Fewer than in “no bug” means wasted work, more hits mean that wrong blocks were found. `integrity` is
 # the first error of `check_integrity`.
 #
 # No bug shows when a request is alone. Two show only when several requests run together, one only with samples, and one
-# only when blocks are used again. If blocks are freed head first, only `found` shows it. So a cache needs all these tests.
-#
+# only in the small pool, where blocks are used a second time. If blocks are freed head first, only `found` shows it. So a cache needs all these tests.
+
+# %% [markdown]
 # Two bugs give a wrong token, and `check_integrity` says “fine”: tables, counts and hashes agree, but a hash stands for the
 # wrong text, or K and V are not there yet.
 
@@ -419,7 +421,7 @@ if predictions.reveal("zoo", {0: "none of them", 2: "two", 5: "all five"}[wrong_
 #
 # The *hit rate* is the share of prompt tokens that were hits in the prefix cache. Below are five real runs
 # of our engine, with three requests each. A and C begin with the same text, or so their user thinks, and still
-# the hit rate is 0 %. Each run has another cause. These are the causes:
+# the hit rate is 0 %. These are the causes that we know:
 
 # %% jupyter={"source_hidden": true}
 from tutorial_engine.lab import BEGINS, EVICTED, NOT_YET, SALT, SHORT, cases
@@ -440,7 +442,7 @@ for case in runs[3:]:
 # %% [markdown]
 # ### Exercise 4: name the causes (10 minutes)
 #
-# Find out why each of the five runs found nothing. Each cause belongs to one run.
+# Find out why each of the five runs found nothing.
 #
 # <details><summary>Hint</summary>Ask five questions of each run. Is there a full block at all? Is the first
 # block really the same? Do both requests use the same salt? Is the block still there when the second request
@@ -568,10 +570,10 @@ show_source(Scheduler.preempt)
 # %% [markdown]
 # **Try it.** This explorer has all that you know by now: the prefix cache, several answers (`n`), eviction and preemption.
 # A and B begin alike. With 7 blocks, C evicts block 2, which A had left, in step 8. Make the pool smaller until somebody is preempted. Then
-# set 24 blocks of 1, and go to step 3: how many tokens does B find now, and why not 4 as before?
+# set 24 blocks of 4, and go to step 3: how many tokens does B find? Set 24 blocks of 1. How many now, and why?
 #
-# <details><summary>Answer</summary>At 7 blocks the first cached block is evicted. At 5, C is preempted. With blocks of 1, B
-# finds 7 tokens: every common token is found, because each of them fills a block.</details>
+# <details><summary>Answer</summary>At 7 blocks the first cached block is evicted. At 5, C is preempted. With blocks of 4, B
+# finds 4 tokens. With blocks of 1 it finds 7: every common token is found, because each of them fills a block.</details>
 
 # %% tags=["figure-full-explorer"]
 from tutorial_engine.viz import BlockExplorer
@@ -582,7 +584,7 @@ explorer.set(step=8)
 explorer
 
 # %% [markdown]
-# So a lack of memory costs time, and no token changes. (A request that does not fit into the pool alone ends early, or is
+# So a lack of memory costs time, and here, in fp32, no token changes. (In bf16 roundings may change one, as in notebook 02. A request that does not fit into the pool alone ends early, or is
 # refused when it is added.)
 #
 # <details><summary>Why are the blocks of the victim not copied away, and back later?</summary>This is called
@@ -627,6 +629,15 @@ timelines(rules, title="The same requests under two rules of admission")
 # Under the second rule, E is admitted and runs its first chunk. In the next step its second chunk finds no room. E is the
 # last of those that run, so it is preempted itself. Then it is admitted again. In every second step the users wait for
 # a chunk that is thrown away: this is *thrash*. Under the first rule, E simply waits until they are done.
+#
+# The runs above have no prefix cache. With one, E finds its chunk again, as B did in section 5:
+
+# %%
+cached = cost(drama(model, tokenizer, prefix_caching=True)["the first chunk fits"])
+print(f"with a prefix cache: {cached.num_preemptions} preempted, {cached.num_tokens:,} tokens run")
+
+# %% [markdown]
+# It thrashes only when somebody takes these blocks in between.
 
 # %%
 box("admission")
@@ -648,7 +659,8 @@ print(bring(server, "03_scheduler.ipynb"))
 # %% [markdown]
 # Twelve users, A to L, a pool that is too small for them, and your code from the first matrix product to the last
 # block that is given back. (Your `block_attention` has taken the place of the `attention` of notebook 01.) In the
-# picture, look at *recompute*. If this number is small, the prefix cache had the rest.
+# picture, look at *recompute*. E had computed 17 tokens and runs only 2: one that it lost and its newest one. The others were
+# hits. F to L found nothing, so they run all their tokens again.
 
 # %% tags=["figure-preempted"]
 from tutorial_engine.trace import Preempted
@@ -661,7 +673,7 @@ print(sum(isinstance(e, Preempted) for e in run.trace.events), "preemptions")
 timeline(run.trace)
 
 # %% [markdown]
-# The ledger of notebook 02 now has all ways through this engine. A path is right (✔) if its greedy tokens are those without
+# The ledger of notebook 02 now has every configuration of this engine. A path is right (✔) if its greedy tokens are those without
 # a cache, and its logits differ by at most 1/10,000 of the largest one. The last row is your server:
 
 # %% jupyter={"source_hidden": true}
@@ -692,8 +704,18 @@ for name, group in groups.items():
 # %% [markdown]
 # The same tokens are not yet the same decisions. Two runs of vLLM 0.32 were recorded in which memory is too small. Now
 # `server` serves the same requests with your parts. In each step it must run as many tokens of each request, find as
-# many, preempt the same ones and take the same blocks as vLLM. (The numbers of blocks may differ, but each vLLM block
-# must always match one block here.) How many steps are the same?
+# many, preempt the same ones and take the same blocks as vLLM. (If vLLM's block 5 is our block 0 once, it must be so in every
+# step.)
+#
+# First, two other functions `free`. They put all blocks at the end of the queue, those without a hash as well:
+
+# %%
+from tutorial_engine.learn import mistakes_beside_vllm
+
+print(mistakes_beside_vllm(model, tokenizer, lesson=5))
+
+# %% [markdown]
+# All tokens are right, and most decisions are others. In how many steps do your parts decide the same?
 
 # %%
 server.beside_vllm()
@@ -701,7 +723,8 @@ server.beside_vllm()
 # %% [markdown]
 # <details><summary>All of this with a real model</summary>
 #
-# Any dense Qwen3 model runs, which is downloaded once. With a GPU, give `device="cuda"` to all three:
+# Any dense Qwen3 model runs, which is downloaded once. With a GPU, give `device="cuda"` to `load_model`
+# and to `PagedKVCache.from_config`:
 #
 # ```python
 # name = "Qwen/Qwen3-0.6B"

@@ -38,7 +38,7 @@ LINES, SHORTER = (
     (352, 556),
     120,
 )  # from where to where lines lead; by how much a phone's are shorter
-DARK = ("02_transplant", "03_places", "05_leak")  # which the readme shows on dark pages, too
+DARK = {"02_transplant", "03_places", "05_leak"}  # which the readme shows on dark pages, too
 
 
 def shown(code: str, scope: dict[str, Any]) -> Any:

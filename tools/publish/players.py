@@ -146,7 +146,7 @@ SHOWS = (
         "02_kv_cache",
         "One storage and a map",
         lambda m, t: film_of(CacheExplorer(m, t, ["One day", "Mia", "Ben had"], new_tokens=4)),
-        Card((0, 66, 780, 230), 0.8, phone=(336, 66, 446, 236)),
+        Card((0, 62, 766, 234), 0.8, phone=(313, 62, 453, 234)),
     ),
     Show(
         "transplant",
@@ -195,7 +195,7 @@ SHOWS = (
             "block size",
             {4: {"num_blocks": 8}, 1: {"num_blocks": 32}, 16: {"num_blocks": 2}},
         ),
-        Card((0, 56, 880, 430), phone=(561, 56, 318, 290)),
+        Card((0, 56, 880, 430), phone=(554, 56, 325, 290)),
     ),
     Show(
         "sharing",

@@ -79,7 +79,7 @@ def decide_again(run: Run, engine: LLMEngine) -> Decided:
 
 class Beside(NamedTuple):
     """In how many of vLLM's steps another engine decided the same, and how many requests had the
-    same tokens; of what differs, the first.
+    same tokens; of what differs, the first. `steps` are what the other engine decided.
     """
 
     num_same: int
@@ -87,6 +87,7 @@ class Beside(NamedTuple):
     same_tokens: int
     num_requests: int
     first_difference: str  # both sides of it; "" if there is none
+    steps: Sequence[Step]
 
 
 def beside(run: Run, decided: Decided, name: str = "ours") -> Beside:
@@ -111,7 +112,8 @@ def beside(run: Run, decided: Decided, name: str = "ours") -> Beside:
     if others and not told:
         told = _other_tokens(run, decided, others[0], name)
     num_requests = len(run["token_ids"])
-    return Beside(num_same, len(run["steps"]), num_requests - len(others), num_requests, told)
+    same_tokens = num_requests - len(others)
+    return Beside(num_same, len(run["steps"]), same_tokens, num_requests, told, steps)
 
 
 def _other_tokens(run: Run, decided: Decided, number: int, name: str) -> str:

@@ -44,7 +44,7 @@ __getattr__, __all__ = hands_out(
         "jukebox": "jukebox_table, play",
         "own": "LayerWeights, OwnAttention",
         "own_engine": "OwnEngine",
-        "own_server": "OwnServer, others_beside_vllm",
+        "own_server": "OwnServer, mistakes_beside_vllm, others_beside_vllm",
         "parts": "yours",
         "predict": "Predictions",
         "source": "show_source",

@@ -87,7 +87,8 @@ def _of_shares(got: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> st
 
     They follow from the answer, because there are no more keys than numbers in a value.
     """
-    shares, causal, root = got.float() @ v.pinverse(), causal_mask(*mask.shape), k.shape[-1] ** 0.5
+    shares = (got.double() @ v.double().pinverse()).float()
+    causal, root = causal_mask(*mask.shape), k.shape[-1] ** 0.5
     for words, keys in {
         "the mask is inverted; True means that a query MAY attend to the key": ~mask,
         "your mask is your own, the causal one; use the argument `mask`": causal,
@@ -110,9 +111,9 @@ def _of_shares(got: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> st
     scores = q @ k.T
     if alike(shares, (scores / root).softmax(-1), 1e-3):
         return "the mask has no effect; queries see the future"
-    if (most := float((shares * ~mask).max())) > 1e-3:
+    if (most := float((shares * ~mask).max())) > 3e-6:
         return (
-            f"a forbidden key gets the share {most:.2f}, because exp(score) is more than 0, as it "
+            f"a forbidden key gets the share {most:.2g}, because exp(score) is more than 0, as it "
             "is for a score of 0; make forbidden scores −inf, before the softmax"
         )
     two = shares.topk(2).indices  # two shares of a query are enough to see the scale

@@ -44,7 +44,7 @@ CACHE_SLIPS: Slips = slips_of(
     if layer in → if (layer := 0) in
         all layers share one k and one v; each layer keeps its own
     pair) for → pair[::-1]) for
-        it mixes up k and v; first the old, then the new
+        the new is joined before the old; first the old, then the new
     [(k, v)] → [(k, k)]
         v is a copy of k
     [(k, v)] → [(v, k)]

@@ -217,6 +217,11 @@ def check_allocate(function: Callable[[list[int], list[int], int, int], object])
     def otherwise(got: list[Any], want: list[Any], *_: object) -> str:
         if want[0] is None:
             return "no block is free: return None, and change nothing"
+        if got[0] == want[0] and got[1:] != want[1:]:
+            return (
+                f"the slot is right, but expected table {want[1]}, free {want[2]}: change both "
+                "lists in place, with append and pop; `=` makes new ones"
+            )
         return f"expected slot {want[0]}, then table {want[1]}, free {want[2]}"
 
     def explain(error: Exception) -> str:
@@ -323,6 +328,8 @@ SHIFT_SLIPS: Slips = slips_of(
     cache.seq_rm(seq_id, keep, keep + discard) → cache.seq_rm(seq_id, 0, discard)
     seq_id, keep + discard, -1, -discard → seq_id, discard, -1, -discard
         the first `keep` positions stay: drop what is behind them
+    seq_id, keep + discard, -1, -discard → seq_id, keep + discard + 1, -1, -discard
+        the first position behind the dropped ones must move, too: seq_add begins at keep + discard
     seq_id, keep + discard, -1, -discard → seq_id, 0, -1, -discard
         the first `keep` positions do not move: seq_add begins behind what was dropped
     cache.seq_rm(seq_id, keep, keep + discard) → pass

@@ -75,7 +75,7 @@ def _wrong_order(
 ) -> str:
     found = whole_numbers(got)
     if found is None or sorted(found) != sorted(want):
-        return f"expected {want}: each free block, once"
+        return f"expected {want}: return a list of the free blocks, each once"
     if [block for block in found if block in queue] != list(queue):
         return "the blocks that were free before keep their order"
     back = [block for table in tables for block in table]

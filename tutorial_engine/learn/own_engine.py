@@ -134,6 +134,11 @@ class OwnEngine(PartsHolder):
         with self.parts.blamed(self.cache_part):
             return bytes_copied(cache, config, num_tokens)
 
+    def empty_cache(self, max_len: int) -> OwnAttention:
+        """An attention over a new cache, of the part that runs here. PartFailed when it raises."""
+        cache = make_cache(self.parts, self.cache_part, self.model.config, max_len)
+        return OwnAttention(self.parts, cache, cache_part=self.cache_part)
+
     # -- a memory to look at and to change: always over MyCache, through its `update` alone -------
 
     def memory(self, text: str) -> Memory:

@@ -242,7 +242,7 @@ class OwnPages(PagedKVCache):
         """The part `allocate` is asked for each new token, and must give what the manager gave."""
         before = len(self.blocks.tables.get(seq_id, []))
         allocation = super().allocate(seq_id, token_ids, num_computed, num_new)
-        if allocation is None or "allocate" not in self.parts.own:
+        if allocation is None or self.parts.is_package("allocate"):
             return allocation
         size, first, now = self.block_size, allocation.first_position, self.blocks.tables[seq_id]
         table = now[: max(before, self.blocks.num_blocks_for(first))]  # what it had, and hits

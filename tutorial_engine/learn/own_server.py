@@ -7,6 +7,7 @@ are. A wrong part is told, and the package's runs in its place.
 import string
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple, cast
 
 from tokenizers import Tokenizer
@@ -36,6 +37,7 @@ from tutorial_engine.lab.beside_vllm import (
     beside,
     decide_again,
     recorded_decisions,
+    side_by_side,
 )
 from tutorial_engine.lab.ledger import LedgerPath, engine_path
 from tutorial_engine.learn.own import PARTS, OwnAttention, OwnModel
@@ -99,11 +101,12 @@ class OwnRun:
 class BesideVLLM(NamedTuple):
     """How many of vLLM's steps and tokens the learner's parts give, too, and the first other one.
 
-    `names` are those of the parts that were asked.
+    `names` are those of the parts that were asked; `shown` has both sides of a step.
     """
 
     names: Sequence[str]
     runs: Sequence[Beside]
+    shown: str = ""
 
     def __repr__(self) -> str:
         who = f"your {', '.join(self.names)}" if self.names else "the package's parts"
@@ -118,6 +121,8 @@ class BesideVLLM(NamedTuple):
         ]
         if others:
             told.append(f"The first difference: {others[0]}")
+        if self.shown:
+            told.append(self.shown)
         return "\n".join(told)
 
 
@@ -375,26 +380,30 @@ class OwnServer(PartsHolder):
 
     # -- beside vLLM
 
-    def beside_vllm(self) -> "BesideVLLM":
+    def beside_vllm(self, show_step: int | None = None) -> "BesideVLLM":
         """Situations that were recorded from vLLM, planned again by the parts: the same steps?
 
         The plans and the tokens are compared, with pages hits, preemptions and blocks, too.
-        A part that was never called is not named.
+        A part that was never called is not named. Of the last run `show_step` is shown.
         """
         if self.memory not in VLLM_RUNS:
             raise ValueError("vLLM has blocks: its runs fit memory='rows' and memory='pages'")
         recorded = recorded_decisions()
         runs = [recorded[number] for number in VLLM_RUNS[self.memory]]
-        return self.settle(lambda: self._beside(runs), lambda _: "")
+        return self.settle(lambda: self._beside(runs, show_step), lambda _: "")
 
-    def _beside(self, runs: Sequence[Run]) -> "BesideVLLM":
+    def _beside(self, runs: Sequence[Run], show_step: int | None) -> "BesideVLLM":
         found = self._beside_each(runs)
+        shown = ""
+        if show_step is not None:
+            theirs, ours = runs[-1]["steps"][show_step], found[-1].steps[show_step]
+            shown = f"Step {show_step} of the last run:\n{side_by_side(theirs, ours, 'here')}"
         calls = self.parts.calls
         names = [name for name in self._deciding if name in DECIDING and calls[name]]
-        return BesideVLLM(names, found)
+        return BesideVLLM(names, found, shown)
 
     def _beside_each(
-        self, runs: Sequence[Run], policy: type[Scheduler] | None = None
+        self, runs: Sequence[Run], policy: type[Scheduler] | None = None, name: str = "yours"
     ) -> list[Beside]:
         """Each run, planned again by the parts, or by a policy of the package."""
         found = []
@@ -408,7 +417,7 @@ class OwnServer(PartsHolder):
             )
             # who computes attention decides nothing here
             engine.runner = ModelRunner(self.model, engine.memory.storage)
-            found.append(beside(run, decide_again(run, engine), "yours"))
+            found.append(beside(run, decide_again(run, engine), name))
         return found
 
     def _bytes_of(self, run: Run) -> int | None:
@@ -447,12 +456,46 @@ def others_beside_vllm(model: Qwen3ForCausalLM, tokenizer: Tokenizer) -> str:
     runs = [recorded[number] for number in VLLM_RUNS["rows"]]
     others = {"static batching": server._beside_each(runs, StaticBatching)}
     server.parts.own["plan_step"] = waiting_first
-    others = {"those who wait go first": server._beside_each(runs)} | others
-    return "\n".join(
+    others = {"those who wait go first": server._beside_each(runs, name="this rule")} | others
+    told = [
         f"{name}: {sum(run.num_same for run in found)} of {sum(run.num_steps for run in found)}"
         " steps are the same"
         for name, found in others.items()
+    ]
+    last = others["those who wait go first"][-1].first_difference
+    return "\n".join([*told, f"The first other step when those who wait go first: {last}"])
+
+
+def mistakes_beside_vllm(model: Qwen3ForCausalLM, tokenizer: Tokenizer, lesson: int) -> str:
+    """How two mistakes of notebook 04 or 05 do in the steps of `beside_vllm` with pages."""
+    server, recorded = OwnServer(model, tokenizer, "pages"), recorded_decisions()
+    runs, own = [recorded[number] for number in VLLM_RUNS["pages"]], server.parts.own
+    found: dict[str, list[Beside]] = {}
+    if lesson == 4:
+        twice = [{**run, "num_blocks": 2 * run["num_blocks"]} for run in runs]
+        found["num_blocks that forgets V"] = server._beside_each(twice)
+        own["slots"] = lambda table, size, n: [table[p // size] * size for p in range(n)]
+        found["slots without the offset"] = server._beside_each(runs)
+    else:
+        for name, step in {"head first, to the end": 1, "tail first, to the end": -1}.items():
+            own["free"] = partial(_free_to_the_end, step)
+            found[f"free: {name} of the queue"] = server._beside_each(runs)
+    return "\n".join(
+        f"{name}: {sum(run.num_same for run in each)} of {sum(run.num_steps for run in each)} "
+        f"steps are vLLM's, and {sum(run.same_tokens for run in each)} of "
+        f"{sum(run.num_requests for run in each)} requests have vLLM's tokens"
+        for name, each in found.items()
     )
+
+
+def _free_to_the_end(
+    step: int, table: list[int], ref_cnt: dict[int, int], queue: list[int], hashes: dict[int, Any]
+) -> None:
+    """All blocks that nobody holds any more go to the end of the queue, with or without a hash."""
+    for block in table[::step]:
+        ref_cnt[block] -= 1
+        if ref_cnt[block] == 0:
+            queue.append(block)
 
 
 def _names(count: int) -> list[str]:

@@ -9,19 +9,17 @@ from tokenizers import Tokenizer
 
 from tutorial_engine.checks import at_least_one
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
-from tutorial_engine.viz.cache_steps import NAMES, CacheRun, Part, record_run
+from tutorial_engine.viz.cache_steps import NAMES, CacheRun, record_run
 from tutorial_engine.viz.explorer import Explorer, number, text
+from tutorial_engine.viz.flow import Piece, bar, cell, column, panel, row, show, table, who, words
 from tutorial_engine.viz.lanes import GREY
-from tutorial_engine.viz.parts import BOLD, CENTRE, DEAF, FAINT, MARGIN, RIGHT, WIDTH, Grid, Sheet
-from tutorial_engine.viz.request_look import chip, cut_to, look, text_width
+from tutorial_engine.viz.parts import BOLD, FAINT, MARGIN, WIDTH, Sheet
+from tutorial_engine.viz.request_look import cut_to, look, text_width
 from tutorial_engine.viz.scene import Scene
-from tutorial_engine.viz.style import BLUE, INK, RED
+from tutorial_engine.viz.style import BLUE, RED
 from tutorial_engine.viz.words import percent, tokens
 
 MAX_ROWS, MAX_SLOTS = 3, 24  # rows, and slots in each; more would not be readable
-LEFT, TOP, ROW, CELL = 122.0, 92.0, 78.0, 28.0  # slot 0; the first row; its height, a cell's
-LINE = 30.0  # of the table of what runs
-RUNS, AT, SLOT, READS, NEXT = 52.0, 190.0, 330.0, 560.0, 720.0  # its columns
 
 
 class CacheExplorer(Explorer):
@@ -68,172 +66,113 @@ class CacheExplorer(Explorer):
     def scene(self, step: int) -> Scene:
         """The rows of slots on top, then what runs, then the account."""
         run, forward = self.run, self.run.steps[step - 1] if step else None
-        table = TOP + ROW * run.num_rows + 16
-        floor = table + LINE * run.num_rows + 42
-        sheet = Sheet(WIDTH, floor + 88, tip_at=(MARGIN, floor + 80))
-        sheet.hint = "hover over a slot or a bar to read what it holds"
         now = "nothing has run yet"
         if forward:
             now = f"{forward.kind}: {tokens(forward.num_tokens)} in this forward"
+        sheet = Sheet(WIDTH, 0)
         sheet.heading(f"step {step} of {len(run.steps)} · {now}")
-        self._key(sheet)
-        for row in range(run.num_rows):
-            self._row(sheet, step, row)
-        self._table(sheet, step, table)
-        self._account(sheet, step, floor)
-        pitch, half = (WIDTH - LEFT - MARGIN) / run.row_len, -(-run.row_len // 2)
-        rows, asked = (TOP - 20, ROW * run.num_rows - 6), (table - 14, LINE * run.num_rows + 26)
-        for first, many in ((0, half), (half, run.row_len - half)):
-            slots = (LEFT + first * pitch - 2, rows[0], many * pitch + 3, rows[1])
-            sheet.parts.append([(8, rows[0], LEFT - 10, rows[1]), slots])
-        sheet.parts += [
-            [(8, asked[0], SLOT - 12, asked[1])],
-            [(8, asked[0], 42, asked[1]), (SLOT - 2, asked[0], NEXT - SLOT - 10, asked[1])],
-            [(8, asked[0], 42, asked[1]), (NEXT - 2, asked[0], WIDTH - NEXT, asked[1])],
-            [(8, floor - 18, 442, 66)],
-            [(SLOT + 220, floor - 18, 390, 66)],
-        ]
-        return sheet
-
-    def _key(self, sheet: Sheet) -> None:
-        """What a cell is, and what outlines mean."""
-        each = f"{self.run.spec.bytes_per_token:,} bytes"
-        words = f"a cell is a slot: K and V of one token in all layers, {each}"
-        sheet.note("what", MARGIN, 44, words, 12)
-        sheet.keys.append((MARGIN - 2, 30, text_width(words, 12) + 10, 20))
+        each = f"{run.spec.bytes_per_token:,} bytes"
+        what = f"a cell is a slot: K and V of one token in all layers, {each}"
+        sheet.note("what", MARGIN, 44, what, 12)
+        sheet.keys.append((MARGIN - 2, 30, text_width(what, 12) + 10, 20))
         marks = {
             "written in this step": sheet.sample("written", GREY),
             "in the cache": sheet.sample("cached", GREY),
             "reserved, not used": sheet.sample("reserved"),
         }
         sheet.legend(560, 44, marks)
-
-    def _row(self, sheet: Sheet, step: int, row: int) -> None:
-        """A row: tokens in their slots, positions above them, the slots' numbers below."""
-        run, one, top = self.run, look(row), TOP + ROW * row
-        pitch = (WIDTH - LEFT - MARGIN) / run.row_len
-        grid = Grid(LEFT, top, pitch, CELL, gap=(3, 0))
-        chip(sheet, f"who{row}", MARGIN, top + CELL / 2, NAMES[row], one)
-        sheet.note(f"row{row}", MARGIN + 36, top + CELL / 2 + 4, f"row {row}")
-        sheet.note(f"row{row}.position", LEFT - 8, top - 7, "position", **RIGHT)
-        sheet.text(f"row{row}.slot", LEFT - 8, top + CELL + 14, "slot", 11, **RIGHT, **BOLD)
-        for position in range(run.row_len):
-            slot = row * run.row_len + position
-            box = grid.box(position)
-            middle = box[0] + box[2] / 2
-            stored = run.stored.get(slot)
-            is_used = stored is not None and stored.step <= step
-            is_new = stored is not None and stored.step == step and step > 0
-            style = BOLD if is_new else FAINT
-            sheet.text(f"slot{slot}.n", middle, top + CELL + 14, str(slot), 11, **CENTRE, **style)
-            sheet.text(f"slot{slot}.at", middle, top - 7, str(position), 11, **CENTRE, **style)
-            if stored is None or not is_used:
-                tip = f"slot {slot}: reserved for {NAMES[row]}, not written yet"
-                sheet.cell(f"slot{slot}", box, "reserved", tip=tip, rx=0)
-                continue
-            label = run.labels[stored.token]
-            tip = (
-                f"slot {slot}: K and V of “{label}” of {NAMES[row]}, at position "
-                f"{stored.position}, written in step {stored.step} "
-                f"({run.steps[stored.step - 1].kind})"
-            )
-            sheet.cell(f"slot{slot}", box, "written" if is_new else "cached", one, tip)
-            words = cut_to(label, box[2] - 3, 11, keep=True)
-            sheet.inside(f"slot{slot}.token", box, words, 11)
-
-    def _table(self, sheet: Sheet, step: int, top: float) -> None:
-        """What runs of each request: tokens, positions, the sum that gives the slot, reads."""
-        run = self.run
-        forward = run.steps[step - 1] if step else None
-        heads = {
-            RUNS: "runs tokens",
-            AT: "at position",
-            SLOT: f"slot = row · {run.row_len} + position",
-            READS: "each reads slots",
-            NEXT: "likeliest next token",
-        }
-        for x, words in heads.items():
-            sheet.text(f"head{x}", x, top, words, 12, **BOLD)
-        for row in range(run.num_rows):
-            y, name = top + LINE * (row + 0.75), f"run{row}"
-            chip(sheet, name, MARGIN, y - 4, NAMES[row], look(row))
-            part = forward.parts.get(row) if forward else None
-            if part is None:
-                self._idle(sheet, step, row, y)
-            else:
-                self._part(sheet, row, y, part)
-            best = forward.best.get(row) if forward else None
-            if best:
-                token, p = best[0]
-                label = run.labels[token]
-                likely = " · ".join(f"{run.labels[t]} {percent(q)}" for t, q in best)
-                sheet.bar(f"{name}.bar", (NEXT, y - 10, 110, 13), p, BLUE, f"next: {likely}")
-                words = f"{percent(p)} “{cut_to(label, 90, 12, keep=True)}”"
-                sheet.text(f"{name}.next", NEXT + 118, y, words, 12)
-            elif part is not None:
-                sheet.note(f"{name}.next", NEXT, y, "not asked for: more of the prompt follows")
-
-    def _part(self, sheet: Sheet, row: int, y: float, part: Part) -> None:
-        """A request that runs."""
-        name, at = f"run{row}", part.positions
-        first, count = part.reads
-        label = cut_to(self.run.labels[part.ids[-1]], 70, 12.5, keep=True)
-        if len(at) == 1:
-            said = (f"1, “{label}”", f"{at[0]}", self.run.sum_of(row, at[0]))
-        else:
-            said = (
-                f"{len(at)}, last “{label}”",
-                f"{at[0]} to {at[-1]}",
-                f"last: {self.run.sum_of(row, at[-1])}",
-            )
-        reads = f"{first} to {first + count - 1}" if count > 1 else f"{first}"
-        if len(at) > 1:
-            reads = f"{first} to its own"
-        for x, words, what in zip(
-            (RUNS, AT, SLOT, READS), (*said, reads), ("runs", "at", "slot", "reads"), strict=True
-        ):
-            style = BOLD if what == "slot" else {}
-            sheet.text(f"{name}.{what}", x, y, words, 12.5, **style)
-
-    def _idle(self, sheet: Sheet, step: int, row: int, y: float) -> None:
-        """Why a request does not run in this step."""
-        words = "waits: its prompt is in the cache, and others still run theirs"
-        if step == 0:
-            count = len(self.tokenizer.encode(self.value(NAMES[row])).ids)
-            words = f"{tokens(count)} of the prompt wait{'s' * (count == 1)}"
-        elif self.run.steps[step - 1].kind == "decode":
-            words = "has ended: the model chose its end-of-text token"
-        sheet.note(f"run{row}.runs", RUNS, y, words, 12.5)
-
-    def _account(self, sheet: Sheet, step: int, top: float) -> None:
-        """Work and memory so far, as bars: tokens run with and without a cache, bytes in use."""
-        run, wide = self.run, 210.0
-        (used, again), (_, most) = run.tokens_run(step), run.tokens_run(len(run.steps))
-        kib = run.spec.bytes_per_token / 1024
-        columns = (
-            (
-                150.0,
-                (
-                    ("tokens run", used / most, BLUE, f"{used}"),
-                    ("without a cache", again / most, RED, f"{again}"),
-                ),
-            ),
-            (
-                SLOT + 320,
-                (
-                    ("cache in use", used / run.num_slots, BLUE, f"{used * kib:.0f} KiB"),
-                    ("cache reserved", 1.0, "", f"{run.num_slots * kib:.0f} KiB"),
-                ),
-            ),
+        heads = ["", "runs tokens", "at position", f"slot = row · {run.row_len} + position"]
+        heads += ["each reads slots", "likeliest next token"]
+        asked: list[list[Piece | str]] = [[words(head, **BOLD) for head in heads]]
+        asked += [[who(NAMES[i], look(i)), *self._asked(step, i)] for i in range(run.num_rows)]
+        rows = table([self._row(step, i) for i in range(run.num_rows)], 3, 14)
+        body = column(
+            panel("", rows),
+            panel("", table(asked, 10, 0, (32, 126, 118, 220, 150, 273), 34)),
+            self._account(step),
+            gap=14,
         )
-        sheet.text("account", MARGIN, top - 4, "so far", 12, **BOLD)
-        for c, (left, rows) in enumerate(columns):
-            for i, (name, part, ink, said) in enumerate(rows):
-                y, key = top + 18 + 22 * i, f"sum{2 * c + i}"
-                sheet.note(key, left - 8, y, name, **RIGHT)
-                box = (left, y - 11, max(wide * part, 0.5), 14)
-                if ink:
-                    sheet.rect(f"{key}.bar", box, ink, **DEAF)
-                else:
-                    sheet.cell(f"{key}.bar", box, "reserved", rx=0)
-                sheet.text(f"{key}.n", left + wide * part + 8, y, said, 11.5, fill=INK)
+        return show(sheet, body, 66, "hover over a slot or a bar to read what it holds")
+
+    def _row(self, step: int, of: int) -> list[Piece]:
+        """A row: tokens in their slots, positions above them, the slots' numbers below."""
+        run, name, one = self.run, NAMES[of], look(of)
+        lead = column(
+            words("position", 11, **FAINT),
+            row(who(name, one), words(f"row {of}", 11, **FAINT)),
+            words("slot", 11, **BOLD),
+            across=1,
+        )
+        lead = lead._replace(wide=lead.wide + 6)
+        wide, pieces = (WIDTH - 2 * MARGIN - lead.wide) / run.row_len - 3, [lead]
+        for position in range(run.row_len):
+            slot = of * run.row_len + position
+            stored = run.stored.get(slot)
+            if stored is None or stored.step > step:
+                state, label, tip = "reserved", "", f"reserved for {name}, not written yet"
+            else:
+                state, label = (
+                    "written" if stored.step == step else "cached",
+                    run.labels[stored.token],
+                )
+                tip = (
+                    f"K and V of “{label}” of {name}, at position {stored.position}, written in "
+                    f"step {stored.step} ({run.steps[stored.step - 1].kind})"
+                )
+            box = cell(wide, 28, state, one, label, f"slot {slot}: {tip}").named(f"slot{slot}")
+            above, below = (
+                words(str(number), 11, **(BOLD if state == "written" else FAINT))
+                for number in (position, slot)
+            )
+            pieces.append(column(above, box, below, gap=3, across=0.5))
+        return pieces
+
+    def _asked(self, step: int, of: int) -> list[Piece | str]:
+        """What runs of a request: tokens, positions, the sum that gives the slot, reads."""
+        run, forward = self.run, self.run.steps[step - 1] if step else None
+        part = forward.parts.get(of) if forward else None
+        if forward is None or part is None:
+            return [words(self._idle(step, of), 12, 260, 2, **FAINT)._replace(wide=0)]
+        (first, count), at = part.reads, part.positions
+        label = cut_to(run.labels[part.ids[-1]], 70, 12.5, keep=True)
+        said, reads = run.sum_of(of, at[-1]), f"{first} to {first + count - 1}"
+        runs, where = f"1, “{label}”", f"{at[0]}"
+        if len(at) > 1:
+            runs, where = f"{len(at)}, last “{label}”", f"{at[0]} to {at[-1]}"
+            said, reads = f"last: {said}", f"{first} to its own"
+        reads = reads if count > 1 else f"{first}"
+        shown: list[Piece | str] = [runs, where, words(said, 12.5, **BOLD), reads]
+        best = forward.best.get(of)
+        if not best:
+            return [*shown, words("not asked for: more of the prompt follows", 11, **FAINT)]
+        token, p = best[0]
+        likely = " · ".join(f"{run.labels[t]} {percent(q)}" for t, q in best)
+        next_token = f"{percent(p)} “{cut_to(run.labels[token], 90, 12, keep=True)}”"
+        return [*shown, row(bar(p, 110, BLUE, f"next: {likely}"), words(next_token))]
+
+    def _idle(self, step: int, of: int) -> str:
+        """Why a request does not run in this step."""
+        if step == 0:
+            count = len(self.tokenizer.encode(self.value(NAMES[of])).ids)
+            return f"{tokens(count)} of the prompt wait{'s' * (count == 1)}"
+        if self.run.steps[step - 1].kind == "decode":
+            return "has ended: the model chose its end-of-text token"
+        return "waits: its prompt is in the cache, and others still run theirs"
+
+    def _account(self, step: int) -> Piece:
+        """Work and memory so far, as bars: tokens run with and without a cache, bytes in use."""
+        run, kib = self.run, self.run.spec.bytes_per_token / 1024
+        (used, again), (_, most) = run.tokens_run(step), run.tokens_run(len(run.steps))
+        facts = (
+            ("tokens run", used / most, BLUE, f"{used}"),
+            ("without a cache", again / most, RED, f"{again}"),
+            ("cache in use", used / run.num_slots, BLUE, f"{used * kib:.0f} KiB"),
+            ("cache reserved", 1.0, "", f"{run.num_slots * kib:.0f} KiB"),
+        )
+        lines = []
+        for i, (name, part, ink, said) in enumerate(facts):
+            shown = bar(1, 210 * part, ink) if ink else cell(210 * part, 13, "reserved", rx=0)
+            told = words(said, 11.5).named(f"sum{i}.n")
+            lines.append([words(name, 11, **FAINT), row(shown, told)])
+        left, right = (table(lines[i : i + 2], 8, 4, (92, 290)) for i in (0, 2))
+        return row(panel("so far", left), panel("", right), gap=100, align=1)

@@ -6,6 +6,7 @@ Knows stories, names of parts and differences of logits; knows no engine.
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from tutorial_engine.viz.flow import words
 from tutorial_engine.viz.parts import BOLD, CENTRE, FAINT, RIGHT, Sheet
 from tutorial_engine.viz.player import Frame
 from tutorial_engine.viz.style import BLUE, GREEN, INK, ORANGE, PAPER, RULE
@@ -46,12 +47,13 @@ def _frame(prompt: str, right: str, takes: Sequence[Take], step: int) -> Frame:
     head = "the right story" if now < 0 else f"story {LETTERS[now]}"
     sheet.rect("page", (LEFT, 80, 446, TALL - 94), "#f7f9fa", rx=8, stroke=RULE)
     sheet.text("head", LEFT + 14, 104, head, 13, **BOLD)
-    y = sheet.lines("prompt", LEFT + 14, 130, prompt, ROOM, 15, 9, **FAINT)
+    y, asked = 114.0, words(prompt, 15, ROOM, 9, **FAINT)
+    asked.draw(sheet, "prompt", LEFT + 14, y)
     story = right if now < 0 else takes[now].story
-    sheet.lines("story", LEFT + 14, y, story, ROOM, 15, 9, **BOLD)
+    words(story, 15, ROOM, 9, **BOLD).draw(sheet, "story", LEFT + 14, y + asked.tall)
     if now >= 0:
         sheet.note("right", LEFT + 14, 228, "with all parts right:", 13)
-        sheet.lines("right", LEFT + 14, 252, right, ROOM, 15, 9, **FAINT)
+        words(right, 15, ROOM, 9, **FAINT).draw(sheet, "right", LEFT + 14, 236)
     _table(sheet, takes, step, told)
     sheet.parts = [[(0, 0, 464, TALL)], [(RIGHT_HALF - 10, 0, WIDE - RIGHT_HALF + 10, TALL)]]
     return Frame(sheet, _caption(takes, step, now))

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from tutorial_engine.lab.kv_edit import Exchange, continued, memory_of
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
+from tutorial_engine.viz.flow import words
 from tutorial_engine.viz.parts import BOLD, CENTRE, MARGIN, Sheet, part_of, shade
 from tutorial_engine.viz.picture import Picture
 from tutorial_engine.viz.player import Frame
@@ -44,7 +45,7 @@ class Transplant(NamedTuple):
 
     @property
     def parts(self) -> str:
-        """What was exchanged, in words."""
+        """What was copied, in words."""
         part = listed(name for name in ("K", "V") if name.lower() in self.which)
         return f"{part} of {numbered(self.slots, 'slot')}, {numbered(self.layers, 'layer')}"
 
@@ -90,8 +91,8 @@ def transplant_scene(edit: Transplant) -> Sheet:
         sheet.arrow(f"moved.{slot}", [(x, low + below - 12), (x, low + 14)], INK, 2.2)
     right = LEFT + (edit.slots[-1] + 1) * CELL
     sheet.text("parts", right + 4, low + 38, edit.parts, 15, **BOLD)
-    y = _story(sheet, "before", "without the exchange the story goes on", edit.own, 2 * low + 92)
-    _story(sheet, "after", "with the exchange", edit.story, y)
+    y = _story(sheet, "before", "without the copy the story goes on", edit.own, 2 * low + 92)
+    _story(sheet, "after", "with the copy", edit.story, y)
     sheet.parts = [[(0, 0, WIDE, sheet.height)]]
     return sheet
 
@@ -108,15 +109,15 @@ def _memory(sheet: Sheet, name: str, edit: Transplant, text: int, y: float) -> N
             box = (x + i * half, y + 22 + ROW * layer, half, ROW - 3.0)
             cell = f"{name}.{slot}.{layer}.{part}"
             sheet.cell(cell, box, "written" if is_new else "cached", one)
-            sheet.inside(f"{cell}.name", box, part, 10, **(BOLD if is_new else {}))
+            sheet.inside(f"{cell}.name", box, part, 11, **(BOLD if is_new else {}))
     for layer in range(edit.num_layers):
         sheet.note(f"{name}.layer.{layer}", MARGIN, y + 34 + ROW * layer, f"layer {layer}", 12)
 
 
-def _story(sheet: Sheet, name: str, title: str, words: str, y: float) -> float:
+def _story(sheet: Sheet, name: str, title: str, told: str, y: float) -> float:
     """A story below its title → where it ends."""
     sheet.note(f"{name}.title", MARGIN, y, title, 14)
-    sheet.lines(name, MARGIN, y + 24, words, WIDE - 2 * MARGIN, 16, 2, **BOLD)
+    words(told, 16, WIDE - 2 * MARGIN, 2, **BOLD).draw(sheet, name, MARGIN, y + 7)
     return y + 66
 
 
@@ -129,7 +130,7 @@ def transplant_caption(edit: Transplant) -> str:
         told = "The story is the one that it told before, word for word."
     else:
         told = "The story is neither of the two texts' own."
-    return f"Exchanged: {edit.parts}, from the memory of “{edit.texts[1].rstrip('.')}”. {told}"
+    return f"Copied: {edit.parts}, from the memory of “{edit.texts[1].rstrip('.')}”. {told}"
 
 
 def transplant_picture(model: Qwen3ForCausalLM, tokenizer: Tokenizer) -> Picture:

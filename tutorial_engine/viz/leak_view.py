@@ -15,6 +15,7 @@ from tutorial_engine.engine.engine import EngineConfig, LLMEngine
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 from tutorial_engine.sampling.params import SamplingParams
 from tutorial_engine.trace.events import Admitted, Scheduled
+from tutorial_engine.viz.flow import words
 from tutorial_engine.viz.parts import BOLD, MARGIN, WIDTH, Sheet
 from tutorial_engine.viz.picture import Picture
 from tutorial_engine.viz.request_look import chip, cut_to, look
@@ -146,8 +147,8 @@ def _request(sheet: Sheet, leak: Leak, i: int) -> None:
     prompt = cut_to(f"asks: “{leak.prompts[i]}”", room, 13, keep=True)
     sheet.text(f"prompt.{i}", MARGIN + 20, y + 34, prompt, 13)
     ink = {"fill": RED, **BOLD} if is_last and leak.stale else {}
-    words = f"gets: “{' '.join(leak.answers[i].split())}…”"
-    sheet.lines(f"answer.{i}", MARGIN + 20, y + 55, words, room, 13, 2, **ink)
+    got = words(f"gets: “{' '.join(leak.answers[i].split())}…”", 13, room, 2, **ink)
+    got.draw(sheet, f"answer.{i}", MARGIN + 20, y + 41)
     held = leak.held[-1] if is_last else leak.held[i]
     for number, (block, slots) in enumerate(zip(leak.blocks, held, strict=True)):
         x = RIGHT_PART + number * (4 * SLOT + BETWEEN)
@@ -183,9 +184,9 @@ def _block(
         told.append(f"and is read as {numbered(range(begin, begin + len(slots)), 'token')}")
     if is_last and block in leak.stale:
         sheet.outline(f"{name}.stale", (x, y + 22, 4 * SLOT - 3, TALL), 2, stroke=RED)
-    for row, words in enumerate(told):
+    for row, said in enumerate(told):
         room = 4 * SLOT + BETWEEN - 4
-        sheet.note(f"{name}.told.{row}", x, y + 69 + 16 * row, cut_to(words, room, 11, keep=True))
+        sheet.note(f"{name}.told.{row}", x, y + 69 + 16 * row, cut_to(said, room, 11, keep=True))
 
 
 def _whose(leak: Leak, slots: tuple[Held, ...]) -> str:

@@ -134,30 +134,6 @@ class Sheet(Scene):
         """Text that explains, and therefore stands back."""
         self.text(name, x, y, words, size, **(FAINT | style))
 
-    def lines(
-        self,
-        name: str,
-        x: float,
-        y: float,
-        words: str,
-        room: float,
-        size: float,
-        most: int,
-        **style: Any,
-    ) -> float:
-        """Words in up to `most` lines of so many pixels, then cut → where the next one stands."""
-        bold, found = style.get("font_weight") == "bold", [""]
-        for word in words.split():
-            longer = f"{found[-1]} {word}".strip()
-            if found[-1] and len(found) < most and text_width(longer, size, bold) > room:
-                found.append(word)
-            else:
-                found[-1] = longer
-        for i, line in enumerate(found):
-            shown = cut_to(line, room, size, bold, keep=True)
-            self.text(f"{name}.{i}", x, y + i * round(1.4 * size), shown, size, **style)
-        return y + len(found) * round(1.4 * size)
-
     def inside(self, name: str, box: Box, words: str, size: float, **style: Any) -> None:
         """Words in the middle of a box; hovering reaches the box."""
         x, y, w, h = box

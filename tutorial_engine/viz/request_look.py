@@ -6,6 +6,7 @@ Knows colours, hatches and how wide words are; knows no engine.
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
+from unicodedata import east_asian_width
 
 import matplotlib
 from PIL import ImageFont
@@ -104,8 +105,10 @@ def _font(bold: bool) -> ImageFont.FreeTypeFont:
 
 
 def text_width(words: str, size: float, bold: bool = False) -> float:
-    """Pixels that the words take at that font size."""
-    return _font(bold).getlength(words) * size / UNITS
+    """Pixels that the words take at that font size; the font has no CJK: these take an em each."""
+    wide = "" if words.isascii() else "".join(c for c in words if east_asian_width(c) in "WF")
+    plain = words.translate(dict.fromkeys(map(ord, wide))) if wide else words
+    return _font(bold).getlength(plain) * size / UNITS + size * len(wide)
 
 
 def cut_to(words: str, width: float, size: float, bold: bool = False, keep: bool = False) -> str:

@@ -1,20 +1,15 @@
 """The RoPE explorer: query at m, key at n, every pair's clock."""
 
 import math
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 
 from tutorial_engine.model.rope import RotaryEmbedding, apply_rope
 from tutorial_engine.viz.explorer import Explorer, slider
-from tutorial_engine.viz.parts import (
-    BOLD,
-    CENTRE,
-    DEAF,
-    RIGHT,
-    Grid,
-    Sheet,
-)
+from tutorial_engine.viz.flow import Piece, column, framed, panel, row, show, table, words
+from tutorial_engine.viz.parts import BOLD, CENTRE, DEAF, RIGHT, WIDTH, Sheet, Style
 from tutorial_engine.viz.request_look import tint
 from tutorial_engine.viz.scene import Scene
 from tutorial_engine.viz.style import BLUE, GREEN, INK, ORANGE, PAPER, QUIET, RED, RULE
@@ -22,10 +17,7 @@ from tutorial_engine.viz.style import BLUE, GREEN, INK, ORANGE, PAPER, QUIET, RE
 FARTHEST = 64  # the curve shows distances up to this
 SHIFTS = 65  # steps of the slider: both positions + 0 .. 64
 ROUNDING = (0.0, 0.0, 0.0, 0.005)  # by which the facts of the table may differ
-TABLE = 358.0  # top of the table below the panels
-HEAD, TOP = 52.0, 66.0  # baseline of the panels' titles, and where the panels begin
-CLOCKS, CURVE = (292.0, 252.0), (612.0, 330.0)  # left and width of two panels
-TALL = 240.0  # of the curve
+SIDE = 252.0  # of the clocks; about as high is the curve
 
 
 class RopeExplorer(Explorer):
@@ -65,20 +57,37 @@ class RopeExplorer(Explorer):
 
     def scene(self, step: int) -> Scene:
         """One pair's clock, all pairs' clocks, the score as a function of m − n, and what stays."""
-        m, n = self._positions(step)
-        scene = Sheet(960, 474, tip_at=(10, 464))
-        scene.hint = "hover over a clock or the curve to read its numbers"
-        title = f"query at m = {m}, key at n = {n}, distance m − n = {m - n}"
-        scene.heading(title, size=14)
-        self._big_clock(scene, m, n)
-        self._all_clocks(scene, m, n)
-        self._curve(scene, m, n)
-        self._table(scene, step)
-        panels = ((0, 284), (284, 308), (580, 380))
-        scene.parts = [[(x, HEAD - 14, wide, TABLE - HEAD + 10)] for x, wide in panels]
-        for x in (226, 411, 596, 781):
-            scene.parts.append([(8, TABLE - 2, 182, 96), (x, TABLE - 2, 171, 96)])
-        return scene
+        (m, n), pair, pairs = self._positions(step), self.value("pair"), len(self.rotary.inv_freq)
+        side = math.ceil(math.sqrt(pairs))
+        pitch, gap = SIDE / side, 0.16 * SIDE / side
+        inks = {"— query": BLUE, "- - key": RED, "◔ angle between": INK}
+        looks = [(INK, 3.0) if i == pair else (RULE, 1.2) for i in range(pairs)]
+        clocks = [
+            self._clock(i, (m, n), pitch * 0.42, PAPER, *looks[i]).named(f"pair{i}")
+            for i in range(pairs)
+        ]
+        top = row(
+            panel(
+                f"pair {pair}: {float(self.rotary.inv_freq[pair]):.4g} rad per position",
+                self._clock(pair, (m, n), 105, "#f7f9fa", RULE, 1).named("big"),
+                row(*(words(said, 12.5, fill=ink) for said, ink in inks.items()), gap=20),
+            ),
+            panel(
+                f"all {pairs} pairs, fast to slow",
+                table([clocks[i : i + side] for i in range(0, pairs, side)], gap, gap),
+                words(f"score = sum of the {pairs} cosines of these angles", 12.5),
+            ),
+            panel(
+                "score of this query and key against distance",
+                Piece(360, SIDE + 28, lambda sheet, _, x, y: self._curve(sheet, x + 22, y, m, n)),
+            ),
+            gap=24,
+            align=0,
+        )
+        sheet = Sheet(WIDTH, 0)
+        sheet.heading(f"query at m = {m}, key at n = {n}, distance m − n = {m - n}", size=14)
+        body = column(top, panel("", self._table(step)), gap=14)
+        return show(sheet, body, 36, "hover over a clock or the curve to read its numbers")
 
     def _facts(self, step: int) -> list[tuple[str, float, str]]:
         """What can change when both move on: name, value, and the value in words."""
@@ -96,106 +105,76 @@ class RopeExplorer(Explorer):
         pairs = zip(self._facts(0), self._facts(step), ROUNDING, strict=True)
         return [abs(now - before) <= room for (_, before, _), (_, now, _), room in pairs]
 
-    def _table(self, scene: Sheet, step: int) -> None:
+    def _table(self, step: int) -> Piece:
         """The hands and the score before both moved on and now: what changed, and what did not."""
-        scene.rect("table", (10, TABLE, 940, 92), "#f7f9fa", rx=6, stroke=RULE)
-        rows = ("at the start", f"both moved on by {step}" if step else "press Play", "")
-        for i, words in enumerate(rows):
-            scene.text(f"table{i}", 24, TABLE + 40 + 20 * i, words, 12.5)
+        lines: list[list[Piece | str]] = [["", "at the start", "press Play", ""]]
+        lines[0][2] = f"both moved on by {step}" if step else "press Play"
         facts = zip(self._facts(0), self._facts(step), self._kept(step), strict=True)
-        for column, ((name, _, was), (_, _, is_), same) in enumerate(facts):
-            x = 230.0 + 185 * column
-            scene.text(f"fact{column}", x, TABLE + 20, name, 12.5, **BOLD)
-            scene.text(f"before{column}", x, TABLE + 40, was, 12.5)
-            if step:
-                words, ink = ("= stays the same", GREEN) if same else ("≠ changes", RED)
-                scene.text(f"now{column}", x, TABLE + 60, is_, 12.5)
-                scene.text(f"verdict{column}", x, TABLE + 80, words, 12.5, fill=ink, **BOLD)
+        for (name, _, was), (_, _, now), same in facts:
+            said, ink = ("= stays the same", GREEN) if same else ("≠ changes", RED)
+            after = [now, words(said, 12.5, fill=ink, **BOLD)] if step else ["", ""]
+            lines.append([words(name, 12.5, **BOLD), was, *after])
+        across = table(list(zip(*lines, strict=True)), 40, 2, [166, *[150] * 4])
+        return framed(across, fill="#f7f9fa", rx=6, stroke=RULE)
 
     def _clock(
-        self,
-        scene: Sheet,
-        name: str,
-        pair: int,
-        at: tuple[int, int],
-        circle: tuple[float, float, float],
-        **look: Any,
-    ) -> None:
-        """The hands of query and key of one pair, at their positions; a circle is (x, y, r)."""
-        (m, n), (x, y, r) = at, circle
-        speed = float(self.rotary.inv_freq[pair])
+        self, pair: int, at: tuple[int, int], r: float, fill: str, edge: str, thick: float
+    ) -> Piece:
+        """The hands of query and key of one pair; in a large clock the angle between them."""
+        (m, n), speed = at, float(self.rotary.inv_freq[pair])
         tip = (
             f"pair {pair} turns {speed:.5f} rad per position: query hand {m * speed:.3f} rad, "
             f"key hand {n * speed:.3f} rad, apart {(m - n) * speed:.3f} rad"
         )
-        scene.add(f"{name}.face", "circle", tip=tip, cx=x, cy=y, r=r, **look)
-        for who, position, colour, dash in (("k", n, RED, "5 3"), ("q", m, BLUE, "none")):
-            angle = position * speed
-            end: dict[str, Any] = {"x2": x + r * math.cos(angle), "y2": y - r * math.sin(angle)}
-            style: dict[str, Any] = {"stroke": colour, "stroke_width": 2 + r / 60, **DEAF}
-            style |= {"stroke_dasharray": dash}
-            scene.add(f"{name}.{who}", "line", x1=x, y1=y, **end, **style)
 
-    def _big_clock(self, scene: Sheet, m: int, n: int) -> None:
-        pair = self.value("pair")
-        speed = float(self.rotary.inv_freq[pair])
-        x, y, r = 130.0, 172.0, 105.0
-        scene.note("big", 10, HEAD, f"pair {pair}: {speed:.4g} rad per position", 12.5)
-        self._clock(scene, "big", pair, (m, n), (x, y, r), fill="#f7f9fa", stroke=RULE)
-        apart = math.fmod((m - n) * speed, 2 * math.pi)  # without whole turns
-        angles = (n * speed + apart * i / 24 for i in range(25))
-        points = (
-            f"{x + r / 2.5 * math.cos(a):.1f},{y - r / 2.5 * math.sin(a):.1f}" for a in angles
-        )
-        wedge: dict[str, Any] = {"fill": tint(ORANGE, 0.45), "stroke": INK, "fill_opacity": 0.8}
-        scene.add("big.between", "polygon", points=" ".join([f"{x},{y}", *points]), **wedge, **DEAF)
-        words = (("— query", BLUE), ("- - key", RED), ("◔ angle between", INK))
-        for i, (name, ink) in enumerate(words):
-            scene.text(f"angle{i}", 10 + 80 * i, TOP + TALL, name, 12.5, fill=ink)
+        def fan(x: float, y: float, r: float, angles: Iterable[float]) -> str:
+            ends = (f"{x + r * math.cos(a):.1f},{y - r * math.sin(a):.1f}" for a in angles)
+            return " ".join([f"{x:.1f},{y:.1f}", *ends])
 
-    def _all_clocks(self, scene: Sheet, m: int, n: int) -> None:
-        pairs, (left, wide) = len(self.rotary.inv_freq), CLOCKS
-        columns = math.ceil(math.sqrt(pairs))
-        pitch = wide / columns
-        grid = Grid(left + pitch / 2, TOP + pitch / 2, pitch, pitch, columns)
-        scene.note("all", left, HEAD, f"all {pairs} pairs, fast to slow", 12.5)
-        words = f"score = sum of the {pairs} cosines of these angles"
-        scene.text("sum", left, TOP + TALL + 36, words, 12.5)
-        for pair in range(pairs):
-            x, y, *_ = grid.box(pair)
-            ink, thick = (INK, 3.0) if pair == self.value("pair") else (RULE, 1.2)
-            look = {"fill": PAPER, "stroke": ink, "stroke_width": thick}
-            self._clock(scene, f"pair{pair}", pair, (m, n), (x, y, pitch * 0.42), **look)
+        def draw(sheet: Sheet, name: str, x: float, y: float) -> None:
+            x, y, line = x + r, y + r, Style(stroke_width=2 + r / 60, **DEAF)
+            look = Style(fill=fill, stroke=edge, stroke_width=thick)
+            sheet.add(f"{name}.face", "circle", tip=tip, cx=x, cy=y, r=r, **look)
+            for who, position, ink, dash in (("k", n, RED, "5 3"), ("q", m, BLUE, "none")):
+                hand, look = (
+                    fan(x, y, r, [position * speed]),
+                    Style(stroke=ink, stroke_dasharray=dash),
+                )
+                sheet.add(f"{name}.{who}", "polyline", points=hand, **look, **line)
+            if r > 100:
+                apart = math.fmod((m - n) * speed, 2 * math.pi)  # without whole turns
+                wedge = fan(x, y, r / 2.5, (n * speed + apart * i / 24 for i in range(25)))
+                look = Style(fill=tint(ORANGE, 0.45), stroke=INK, fill_opacity=0.8, **DEAF)
+                sheet.add(f"{name}.between", "polygon", points=wedge, **look)
 
-    def _curve(self, scene: Sheet, m: int, n: int) -> None:
-        (left, wide), low, high = CURVE, min(self.curve), max(self.curve)
-        bottom = TOP + TALL
+        return Piece(2 * r, 2 * r, draw)
+
+    def _curve(self, sheet: Sheet, left: float, top: float, m: int, n: int) -> None:
+        """The score at all distances, and the dot at this one."""
+        wide, tall, low, high = 330.0, SIDE - 12, min(self.curve), max(self.curve)
 
         def place(distance: float, score: float) -> tuple[float, float]:
             x = left + wide * (distance + FARTHEST) / (2 * FARTHEST)
-            return x, TOP + TALL * (1 - (score - low) / (high - low))
+            return x, top + tall * (1 - (score - low) / (high - low))
 
-        title = "score of this query and key against distance"
-        scene.note("curve", left - 22, HEAD, title, 12.5)
-        scene.note("axis", left + wide / 2, bottom + 36, "m − n", 12, **CENTRE)
+        bottom = top + tall
+        sheet.note("axis", left + wide / 2, bottom + 34, "m − n", 12, **CENTRE)
         for tick in range(-FARTHEST, FARTHEST + 1, FARTHEST // 2):
-            x, _ = place(tick, low)
-            scene.note(f"tick{tick}", x, bottom + 18, str(tick), **CENTRE)
+            sheet.note(f"tick{tick}", place(tick, low)[0], bottom + 18, str(tick), **CENTRE)
         for name, end in (("low", low), ("high", high)):
-            y = place(0, end)[1] + 4
-            scene.note(name, left - 6, y, f"{end:.0f}", **RIGHT)
+            sheet.note(name, left - 6, place(0, end)[1] + 4, f"{end:.0f}", **RIGHT)
         places = (place(d - FARTHEST, s) for d, s in enumerate(self.curve))
         points = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
-        scene.add("line", "polyline", points=points, fill="none", stroke=QUIET, stroke_width=1.6)
+        sheet.add("line", "polyline", points=points, fill="none", stroke=QUIET, stroke_width=1.6)
         score = self._score(m, n)
         x, y = place(m - n, score)
-        scene.add("drop", "line", x1=x, y1=y, x2=x, y2=bottom, stroke=BLUE, stroke_dasharray="3 3")
+        sheet.add("drop", "line", x1=x, y1=y, x2=x, y2=bottom, stroke=BLUE, stroke_dasharray="3 3")
         dot: dict[str, Any] = {"fill": BLUE, "stroke": INK, "stroke_width": 2}
         tip = f"distance {m - n}: score {score:.3f}"
-        scene.add("dot", "circle", tip=tip, cx=x, cy=y, r=6.5, **dot)
-        x, y = min(x + 12, left + wide - 84), max(y - 8, TOP + 12)
+        sheet.add("dot", "circle", tip=tip, cx=x, cy=y, r=6.5, **dot)
+        x, y = min(x + 12, left + wide - 84), max(y - 8, top + 12)
         halo: dict[str, Any] = {"stroke": PAPER, "stroke_width": 4, "paint_order": "stroke"}
-        scene.text("score", x, y, f"score {score:.2f}", 13, **BOLD, **halo)
+        sheet.text("score", x, y, f"score {score:.2f}", 13, **BOLD, **halo)
 
     def caption(self, step: int) -> str:
         """The score now, and what moving both on did to it."""

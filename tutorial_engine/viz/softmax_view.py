@@ -20,20 +20,18 @@ from tutorial_engine.engine.runner import ModelRunner
 from tutorial_engine.model.batch import Batch
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 from tutorial_engine.sampling.params import SamplingParams
-from tutorial_engine.viz.parts import BOLD, MARGIN, WIDTH, Sheet, part_of, shade
+from tutorial_engine.viz.flow import Piece, column, panel, row, show, table, words
+from tutorial_engine.viz.parts import BOLD, FAINT, MARGIN, WIDTH, Sheet, part_of, shade
 from tutorial_engine.viz.picture import Picture
 from tutorial_engine.viz.player import Frame
 from tutorial_engine.viz.request_look import cut_to, look
-from tutorial_engine.viz.style import INK, RULE
 from tutorial_engine.viz.tokens import token_label
 from tutorial_engine.viz.words import counted
 
 NEW_TOKENS = 6  # of each request, before the query that is watched
 MAX_BLOCKS, MAX_SIZE = 8, 8  # rows of the picture, tokens in one
 ROUNDING = 1e-4  # fp32: what two orders of the same sums may differ by
-COLUMNS = (MARGIN, 112.0, 408.0, 478.0, 576.0, 630.0, 904.0)  # where each begins
-TOKENS, ACC = 284.0, 256.0  # widths
-TOP, ROW = 104.0, 58.0
+TOKENS, ACC = 302.0, 256.0  # widths
 
 
 class SoftmaxStep(NamedTuple):
@@ -198,106 +196,96 @@ def _sheet(run: RecordedSoftmax, read: int) -> Sheet:
             f"{len(run.steps)} blocks of {run.block_size} tokens: this picture has room for "
             f"{MAX_BLOCKS} blocks of {MAX_SIZE}"
         )
-    sheet = Sheet(WIDTH, TOP + ROW * (len(run.steps) + 1) + 16)
+    sheet = Sheet(WIDTH, 0)
     where = f"layer {run.layer}, head {run.head}"
     sheet.heading("One query reads its blocks one after the other", where)
     query = f"“{run.labels[-1]}”, position {len(run.labels) - 1}"
-    table = ", ".join(str(step.block) for step in run.steps)
-    sheet.note("query", MARGIN, 44, f"query: {query} · block table: {table}", 12.5)
+    in_table = ", ".join(str(step.block) for step in run.steps)
+    sheet.note("query", MARGIN, 44, f"query: {query} · block table: {in_table}", 12.5)
     numbers = [number for step in run.steps for number in step.answer]
     ends = min(*numbers, *run.whole), max(*numbers, *run.whole)
-    shades = f"dark: {_short(ends[0])}, bright: {_short(ends[1])}"
-    heads = (
-        ("block", ""),
-        ("tokens: score q·k / √D", "bar: exp(score − m)"),
-        ("m", "max score"),
-        ("correction", "exp(old m − m)"),
-        ("l", "Σ exp"),
-        (
-            f"acc / l: the answer so far, {len(run.whole)} numbers",
-            shades,
-        ),
-        ("still off by", "at most"),
-    )
-    for x, (words, below) in zip(COLUMNS, heads, strict=True):
-        sheet.text(f"head.{x:.0f}", x, TOP - 32, words, 12, **BOLD)
-        sheet.note(f"head.{x:.0f}.below", x, TOP - 16, below, 11)
-    for i, step in enumerate(run.steps):
-        _line(sheet, run, i, step, ends, i < read)
-    y = TOP + ROW * len(run.steps)
-    sheet.text("whole", COLUMNS[1], y + 22, "softmax over all tokens at once", 12.5, **BOLD)
+    acc = f"acc / l: the answer so far, {len(run.whole)} numbers"
+    heads = {
+        "block": "",
+        "tokens: score q·k / √D": "bar: exp(score − m)",
+        "m": "max score",
+        "correction": "exp(old m − m)",
+        "l": "Σ exp",
+        acc: f"dark: {_short(ends[0])}, bright: {_short(ends[1])}",
+        "still off by": "at most",
+    }
+    lines = [[_two(words(head, **BOLD), words(at, 11, **FAINT)) for head, at in heads.items()]]
+    lines += [_line(run, i, step, ends, i < read) for i, step in enumerate(run.steps)]
     differs = _rounded(_largest(run.returned, run.whole))
-    words = f"the attention that the model ran differs by {differs}"
-    sheet.note("whole.below", COLUMNS[1], y + 38, words, 11)
-    _strip(sheet, "whole", run.whole, y + 8, ends)
-    top, tall = TOP - 46, y - TOP + 40
-    names = (0, top, COLUMNS[1] - 14, tall)
-    sums = (COLUMNS[2] - 4, top, COLUMNS[5] - COLUMNS[2] - 2, tall)
-    sheet.parts = [
-        [(0, top, COLUMNS[2] - 8, tall)],
-        [names, sums, (COLUMNS[6] - 4, top, WIDTH - COLUMNS[6], tall)],
-        [(*names[:3], tall + 52), (COLUMNS[5] - 4, top, COLUMNS[6] - COLUMNS[5] - 10, tall + 52)],
-        [(COLUMNS[1] - 4, y + 6, 344, 40)],
-    ]
-    return sheet
+    below = words(f"the attention that the model ran differs by {differs}", 11, **FAINT)
+    whole = words("softmax over all tokens at once", 12.5, **BOLD)
+    blank, strip = words(""), _strip(run.whole, ends).named("whole")
+    lines.append([blank, _two(whole, below.named("whole.below")), *[blank] * 3, strip])
+    least = (84, TOKENS, 0, 0, 42, ACC, 84)
+    return show(sheet, panel("", table(lines, 11, 14, least, rules=True)), 56)
+
+
+def _two(above: Piece, below: Piece) -> Piece:
+    return column(above, below, gap=0)
 
 
 def _line(
-    sheet: Sheet,
-    run: RecordedSoftmax,
-    i: int,
-    step: SoftmaxStep,
-    ends: tuple[float, float],
-    is_read: bool,
-) -> None:
+    run: RecordedSoftmax, i: int, step: SoftmaxStep, ends: tuple[float, float], is_read: bool
+) -> list[Piece]:
     """One block: its tokens with their scores, the sums after it, and how far it is to the end."""
-    y, one, wide = TOP + ROW * i, look(0), TOKENS / run.block_size
-    sheet.add(f"rule.{i}", "line", x1=MARGIN, x2=WIDTH - MARGIN, y1=y - 5, y2=y - 5, stroke=RULE)
-    sheet.text(f"block.{i}", COLUMNS[0], y + 20, f"logical {i}", 12)
-    sheet.text(f"block.{i}.pool", COLUMNS[0], y + 37, f"in block {step.block}", 12, **BOLD)
-    for offset in range(run.block_size):
-        x, at = COLUMNS[1] + wide * offset, i * run.block_size + offset
-        box = (x, y, wide - 4, ROW - 14)
+    pool = words(f"in block {step.block}", **BOLD).named(f"block.{i}.pool")
+    tokens = (_token(run, i, offset, is_read) for offset in range(run.block_size))
+    found = [_two(words(f"logical {i}"), pool), row(*tokens, gap=4)]
+    if not is_read:
+        return found
+    correction = words("first block", 11, **FAINT)
+    if step.correction is not None:
+        changed = BOLD if step.correction < 1 else {}
+        correction = words(f"× {step.correction:.3g}", 13, **changed)
+    risen = BOLD if i == 0 or step.m > run.steps[i - 1].m else {}
+    return [
+        *found,
+        words(_short(step.m), 13, **risen).named(f"m.{i}"),
+        correction,
+        words(f"{step.total:.2f}", 13).named(f"l.{i}"),
+        _strip(step.answer, ends).named(f"acc.{i}"),
+        words(_rounded(run.distance(i)), 12.5).named(f"distance.{i}"),
+    ]
+
+
+def _token(run: RecordedSoftmax, i: int, offset: int, is_read: bool) -> Piece:
+    """A slot of a block: its token, and once it is read its score and the share of it."""
+    step, at, one = run.steps[i], i * run.block_size + offset, look(0)
+    wide = TOKENS / run.block_size - 4
+
+    def draw(sheet: Sheet, _: str, x: float, y: float) -> None:
+        box = (x, y, wide, 44.0)
         if offset >= len(step.scores):
-            sheet.cell(f"token.{at}", box, "reserved")
-            continue
+            return sheet.cell(f"token.{at}", box, "reserved")
         score = step.scores[offset]
         tip = f"position {at}: score {score:.3f}" if is_read else f"position {at}: not read yet"
         sheet.cell(f"token.{at}", box, "cached" if is_read else "known", one, tip)
-        sheet.inside(
-            f"label.{at}", (x, y, box[2], 16), cut_to(run.labels[at], box[2] - 4, 11.5), 11.5
-        )
-        if not is_read:
-            continue
-        sheet.inside(f"score.{at}", (x, y + 15, box[2], 16), _short(score), 11)
-        bar = (x + 3, y + 34, box[2] - 6, 7.0)
-        sheet.bar(f"bar.{at}", bar, math.exp(score - step.m), one.colour)
-    if not is_read:
-        return
-    middle = y + 27
-    risen = i == 0 or step.m > run.steps[i - 1].m
-    sheet.text(f"m.{i}", COLUMNS[2], middle, _short(step.m), 13, **(BOLD if risen else {}))
-    if step.correction is None:
-        sheet.note(f"correction.{i}", COLUMNS[3], middle, "first block", 11)
-    else:
-        changed = BOLD if step.correction < 1 else {}
-        words = f"× {step.correction:.3g}"
-        sheet.text(f"correction.{i}", COLUMNS[3], middle, words, 13, **changed)
-    sheet.text(f"l.{i}", COLUMNS[4], middle, f"{step.total:.2f}", 13)
-    _strip(sheet, f"acc.{i}", step.answer, y + 8, ends)
-    sheet.text(f"distance.{i}", COLUMNS[6], middle, _rounded(run.distance(i)), 12.5)
+        label = cut_to(run.labels[at], wide - 4, 11.5)
+        sheet.inside(f"label.{at}", (x, y, wide, 16), label, 11.5)
+        if is_read:
+            sheet.inside(f"score.{at}", (x, y + 15, wide, 16), _short(score), 11)
+            part = math.exp(score - step.m)
+            sheet.bar(f"bar.{at}", (x + 3, y + 34, wide - 6, 7), part, one.colour)
+
+    return Piece(wide, 44, draw)
 
 
-def _strip(
-    sheet: Sheet, name: str, numbers: Sequence[float], y: float, ends: tuple[float, float]
-) -> None:
+def _strip(numbers: Sequence[float], ends: tuple[float, float]) -> Piece:
     """Numbers side by side, each in the colour of its magnitude."""
-    wide = ACC / len(numbers)
-    for i, number in enumerate(numbers):
-        box = (COLUMNS[5] + wide * i, y, wide, 28.0)
-        sheet.rect(f"{name}.{i}", box, shade(part_of(number, ends)), f"number {i}: {number:.3f}")
-    frame = (COLUMNS[5], y, ACC, 28.0)
-    sheet.rect(f"{name}.frame", frame, "none", stroke=INK, stroke_width=0.8, pointer_events="none")
+
+    def draw(sheet: Sheet, name: str, x: float, y: float) -> None:
+        wide = ACC / len(numbers)
+        for i, number in enumerate(numbers):
+            box, fill = (x + wide * i, y, wide, 28.0), shade(part_of(number, ends))
+            sheet.rect(f"{name}.{i}", box, fill, f"number {i}: {number:.3f}")
+        sheet.outline(f"{name}.frame", (x, y, ACC, 28), stroke_width=0.8)
+
+    return Piece(ACC, 28, draw)
 
 
 def _caption(run: RecordedSoftmax) -> str:

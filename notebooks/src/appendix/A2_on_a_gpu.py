@@ -34,7 +34,8 @@ model = load_model()
 # - A **launch** is the call with which the CPU asks for one kernel.
 # - A **stream** is a queue of launches. The GPU runs their kernels one after the other.
 # - The GPU is **idle** while no kernel runs.
-#
+
+# %% [markdown]
 # The CPU does not wait until a kernel is done. It prepares the next launch at once.
 
 # %% [markdown]
@@ -478,9 +479,10 @@ serving_picture(
 # %% [markdown]
 # 764 is one more than the 763 of a single request: a launch joins the lists of slots, once a step.
 #
-# On pages, one call for all made the second run more than six times as fast (310 to 2,027 tokens a second). The earlier
+# On pages, one call for all made the second run more than six times as fast (from 310 to 2,027). The earlier
 # engine and the prototype differ here, not the attention alone.
-#
+
+# %% [markdown]
 # "Wanted" tokens are those that the requests asked for. Padding does not count. The first run is slower: libraries prepare a
 # kernel when they first see a shape. With a call for each request, each length is a new shape.
 #
@@ -529,7 +531,7 @@ if predictions.reveal("batch", min(options, key=lambda name: abs(options[name] -
 
 # %% [markdown]
 # 64 requests read about twice as much as one, because the weights are read once for all. And each of the more than 700
-# kernels runs once for all. So a step of 64 requests is not 64 times as long. How long is it? At 2,508 tokens a second, 64
+# kernels runs once for all. So a step of 64 requests is not 64 times as long. How long is it? At the measured speed, 64
 # requests get one token each in 26 ms, prompts included. One request alone needs 2.5 ms.
 
 # %% [markdown]

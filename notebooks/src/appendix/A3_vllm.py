@@ -134,7 +134,7 @@ places(two, title) if predictions.reveal(
 
 # %% [markdown]
 # In step 9 `r1` takes block 3, in step 10 `r2` takes block 4, and in step 13 `r0` needs a block, too. None is free. From
-# then on one place stays empty, because there is no memory for `r2`. ("Wasted" is the word of notebook 03 for this.)
+# then on one of the three places runs nothing, because there is no memory for `r2`. ("Wasted" is the word of notebook 03 for this.)
 #
 # A picture may hide a difference. `plans` reads from a trace what each step ran, and all block tables.
 
@@ -153,9 +153,10 @@ if predictions.reveal("same", f"in all {same}"):
     print(f"{same} of {len(pairs)} steps have the same plan and the same block tables")
 
 # %% [markdown]
-# Nobody can see it. (The upper run is vLLM's.) In each step both engines run the same requests, with the same numbers of tokens and the same
+# The two pictures are the same. (The upper run is vLLM's.) In each step both engines run the same requests, with the same numbers of tokens and the same
 # blocks. They take memory away from the same request. This is no accident: the scheduler of these notebooks follows vLLM's
-# rules. The tests of the package compare it with 41 recorded runs of vLLM. All 3,884 steps are equal.
+# rules. The tests of the package compare it with 41 recorded runs of vLLM. All 3,884 steps are equal. (There the same block may have
+# another number, if it has this number in the whole run.)
 #
 # One thing of vLLM was off in these runs, as always on a CPU: *asynchronous scheduling*. With it, the next step is
 # planned before the tokens of the last one are known (section 7).
@@ -223,9 +224,11 @@ block_view(theirs, 13) if chosen else None
 # The picture shows the end of step 13. Block 2 is pale: nobody has it, and its K and V are still there. Only full blocks
 # can be found, so `r2` finds these 32 tokens, and has to run the other 4. For them it needs a second block, and none is
 # free. So `r2` waits until step 24.
-#
-# In which order are free blocks taken? They stand in a queue, and the first one goes next. Here is vLLM's queue
-# before and after a step in which requests ended. The run is that of section 1.
+
+# %% [markdown]
+# In which order are free blocks taken? They stand in a queue, and the first one goes next. Here is the queue before and after
+# a step in which requests ended. The run is that of section 1. (The recording has which blocks vLLM took and gave back. The
+# queue is computed from them, by the rule of vLLM 0.32. The next blocks that vLLM took fit to it.)
 
 # %%
 from tutorial_engine.viz.block_facts import BlockRun
@@ -251,7 +254,7 @@ predictions.ask(
 #
 # Find vLLM's rule in the two steps above, and write it. `queue` has the blocks that are free already; the first one is taken
 # next. `tables` has the tables that are given back, one after the other. No other request has these blocks. `named` has all
-# blocks with a hash. Return the new queue.
+# blocks with a hash. Return the new queue. If one table has several blocks without a hash, its last one is taken first.
 #
 # <details><summary>Hint</summary>Which blocks of L came to the front of the queue, which to its end, and in which order?
 # Do this with one table after the other.</details>
@@ -314,7 +317,7 @@ predictions.ask(
 # that it shares with any earlier prompt. Only full blocks can be found, and at least one token must be left to run.
 #
 # <details><summary>Hint</summary>For each prompt, go through all earlier prompts. At which ends of a block are both equal
-# from their first token on? Which end is too late, because no token would be left?</details>
+# from their first token on? Which block may not be found, because one token must still run?</details>
 
 
 # %% tags=["exercise"]
@@ -362,13 +365,14 @@ block_view(burst, 0, num_drawn=8)
 # **Objective:** find the arithmetic of notebook 04 in the log of a server.
 #
 # Section 2 of notebook 04 showed two numbers of vLLM's log: how many tokens its memory holds, and how many of the longest
-# requests can run at once. The next cell has the line that vLLM 0.32.0 wrote with our small model, 1 GiB, blocks of 32 and
-# `max_model_len=300`. (On a GPU it begins with "GPU KV cache size".) It also prints the bytes of one token, as in notebook 02.
+# requests can run at once. The next cell has the lines that vLLM 0.32.0 wrote with our small model, 1 GiB, blocks of 32, and
+# `max_model_len` of 300 and of 320. (On a GPU it begins with "GPU KV cache size".) It also prints the bytes of one token, as in notebook 02.
 
 # %%
 from tutorial_engine.cache import KVCacheSpec
 
 print("CPU KV cache size: 491,520 tokens, Maximum concurrency for 300 tokens per request: 1638.40x")
+print("CPU KV cache size: 524,288 tokens, Maximum concurrency for 320 tokens per request: 1638.40x")
 print(KVCacheSpec.from_model(model.config, torch.float32).bytes_per_token, "bytes per token")
 
 # %% [markdown]
@@ -407,8 +411,8 @@ check_log(log)
 # serve what our engine does not have, for example images in a prompt, or more than one machine. Each row names our function
 # and vLLM's. The link leads to its line. Begin with the four rows that are open. The others open with a click.
 #
-# **A question for vLLM's code.** Open `BlockPool.free_blocks` in the table below. Of the blocks without a hash, the one that
-# was given back last is taken first. A comment says why. What is the reason?
+# **A question for vLLM's code.** Open `BlockPool.free_blocks` in the table below. Of the blocks without a hash, those of
+# the request that ended last are taken first. A comment says why. What is the reason?
 #
 # <details><summary>Answer</summary>"LIFO reuse of non-cached blocks for better GPU locality": the block that was given
 # back last was used last, so parts of it may still be in the fast caches of the GPU.</details>
@@ -450,8 +454,10 @@ Places()
 # You can take a program that you wrote here to vLLM: change the import line, and write the temperature. (With
 # a temperature above 0 the same seed gives other tokens there.) In vLLM `LLM(..., tensor_parallel_size=2)` divides the
 # model among two GPUs, as appendix A1 does with two processes. For several machines vLLM needs Ray (a library that
-# starts programs on many machines) or its option `--nnodes`. Plans, blocks and hits work there as you know them.
-#
+# starts programs on many machines) or its option `--nnodes`. Plans, blocks and hits work there as you know them, if
+# asynchronous scheduling is off and the layers are not divided among machines (*pipeline parallelism*).
+
+# %% [markdown]
 # With `tutorial_engine.lab.record` you can look into your own vLLM, in the pictures of these notebooks. It needs an
 # engine in the same process, without asynchronous scheduling, and a model whose layers all keep all tokens.
 
