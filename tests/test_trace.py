@@ -56,7 +56,8 @@ from tutorial_engine.trace.pool import CELLS, PAGES, ROWS, Pool, PoolHistory, sn
 
 SOME = {"time": 0.5, "arrival": 0.25, "request_id": "ä", "parent_id": "ö", "reason": "stop"} | {
     "detail": "Ende", "evicted": True, "hash": "0123456789ab", "place": None,
-    "prompt_token_ids": (1, 2, 3), "blocks": (2, 0), "slots": (30, 31), "cells": (7, 3), "cached_slots": (4,),
+    "prompt_token_ids": (1, 2, 3), "slots": (30, 31), "cells": (7, 3), "cached_slots": (4,),
+    "blocks": (2, 0),
 }  # fmt: skip
 ONE_OF_EACH: list[Event] = [
     kind(**{field.name: SOME.get(field.name, 3) for field in dataclasses.fields(kind)})
