@@ -86,6 +86,7 @@ from tutorial_engine import learn, viz
 from tutorial_engine.cache.blocks import BlockManager
 from tutorial_engine.lab.layouts import KVLayout, layouts
 from tutorial_engine.lab.on_gpu import ONE_BY_ONE, REPLAYED, SERVING, GpuStep
+from tutorial_engine.lab.vllm import recorded_run
 from tutorial_engine.model.attention import causal_mask
 from tutorial_engine.model.batch import Batch
 from tutorial_engine.model.checkpoint import TINY, load_model, load_tokenizer
@@ -328,6 +329,7 @@ VIEWS: dict[str, Callable[[], View]] = {
     "users": lambda: viz.users_at_once({"rows": dial_point(ROWS).trace, "4": dial_point(4).trace}),
     "leak": lambda: viz.leak_picture(leaked(learn.StaleBlocks)),
     "leak of nothing": lambda: viz.leak_picture(leaked(BlockManager, num_blocks=20)),
+    "queue": lambda: viz.queue_picture(recorded_run("long_prompt"), [13, 19]),
     "radix": lambda: viz.radix_tree([[*range(19), 30, 31], [*range(19), 32]], LETTERS, 4),
     "radix, two forks": lambda: viz.radix_tree(
         [[*range(19), 30, 31], [*range(19), 32], [*range(16), 31]], LETTERS, 4
@@ -637,6 +639,8 @@ REFUSED: list[tuple[str, Callable[[], object]]] = [
     ("give 1 to 4 runs", lambda: viz.waste_over_time(dict.fromkeys("abcde", FOUR()))),
     ("no rows, blocks or cells", lambda: viz.waste_over_time({"a": Trace({}, ())})),
     ("same size", lambda: viz.users_at_once({"a": FOUR().trace, "b": on_blocks(2, 16)})),
+    ("steps that have one before them", lambda: viz.queue_picture(on_blocks(2, 16), [0])),
+    ("up to 16 blocks", lambda: viz.queue_picture(on_blocks(17, 4), [1])),
     ("user 1 again found no block", lambda: viz.leak_picture(leaked(BlockManager))),
     ("2 texts with 0 common tokens", lambda: viz.radix_tree([[1], [2]], LETTERS, 4)),
     ("25 in the longest", lambda: viz.radix_tree([[1] * 25, [1]], LETTERS, 4)),

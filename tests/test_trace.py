@@ -36,6 +36,7 @@ from tutorial_engine.trace.events import (
     EngineState,
     Event,
     Finished,
+    FreeQueue,
     Planned,
     Preempted,
     Recorder,
@@ -56,6 +57,7 @@ from tutorial_engine.trace.pool import CELLS, PAGES, ROWS, Pool, PoolHistory, sn
 SOME = {"time": 0.5, "arrival": 0.25, "request_id": "ä", "parent_id": "ö", "reason": "stop"} | {
     "detail": "Ende", "evicted": True, "hash": "0123456789ab", "place": None,
     "prompt_token_ids": (1, 2, 3), "slots": (30, 31), "cells": (7, 3), "cached_slots": (4,),
+    "blocks": (2, 0),
 }  # fmt: skip
 ONE_OF_EACH: list[Event] = [
     kind(**{field.name: SOME.get(field.name, 3) for field in dataclasses.fields(kind)})
@@ -67,7 +69,7 @@ def test_the_table_of_events_is_about_every_kind() -> None:
     named = {kind for kind in vars(events).values() if isinstance(kind, type)}
     kinds = {kind for kind in named if issubclass(kind, Event)} - {Event, RequestEvent}
     assert {kind.__name__: kind for kind in kinds} == EVENTS
-    about_none = {StepBegan, Planned, StepEnded}
+    about_none = {StepBegan, Planned, StepEnded, FreeQueue}
     assert {kind for kind in kinds if not issubclass(kind, RequestEvent)} == about_none
 
 

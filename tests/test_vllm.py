@@ -4,6 +4,7 @@
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,9 +14,18 @@ from traces import check_words
 from tutorial_engine.engine.clock import VirtualClock
 from tutorial_engine.lab.vllm import RUNS, record, recorded_run, serve_again
 from tutorial_engine.model.checkpoint import load_model, load_tokenizer
-from tutorial_engine.trace.events import Admitted, Event, Finished, Preempted, TokenSampled, Trace
+from tutorial_engine.trace.events import (
+    Admitted,
+    Event,
+    Finished,
+    FreeQueue,
+    Preempted,
+    TokenSampled,
+    Trace,
+)
 from tutorial_engine.trace.history import Replay, history
 from tutorial_engine.viz import block_view, places, timeline
+from tutorial_engine.viz.block_facts import BlockRun
 from tutorial_engine.viz.recorded import labels
 from tutorial_engine.viz.scheduler_steps import SchedulerRun
 from tutorial_engine.viz.scheduler_view import SchedulerView
@@ -53,6 +63,28 @@ def test_runs_are_whole_and_small(run: Trace) -> None:
     assert all(file.stat().st_size <= 60_000 for file in RUNS.glob("*.json"))
     times = [event.time for event in run.events]
     assert times == sorted(times) and times[0] >= 0
+
+
+def test_the_queue_of_free_blocks_is_vllms_own(run: Trace) -> None:
+    """It was read in vLLM after each step; ours, which follows from the other events, equals it."""
+    queues, num_blocks = of(run, FreeQueue), int(run.settings["num_blocks"] or 0)
+    assert [queue.step for queue in queues] == list(range(run.num_steps))
+    ours = Replay()
+    for event in run.events:
+        if isinstance(event, FreeQueue):
+            assert ours.free_queue(num_blocks) == event.blocks
+        else:
+            ours.apply(event)
+
+
+def test_another_rule_is_shown_as_it_is(run: Trace) -> None:
+    """A vLLM that was changed: its queue is drawn, and not ours."""
+    other = [
+        replace(event, blocks=event.blocks[::-1]) if isinstance(event, FreeQueue) else event
+        for event in run.events
+    ]
+    shown = [step.free for step in BlockRun(run._replace(events=tuple(other)), {}).steps]
+    assert shown == [queue.blocks[::-1] for queue in of(run, FreeQueue)]
 
 
 def test_runs_show_what_they_promise() -> None:

@@ -84,7 +84,8 @@ def at_one_pace(trace: Trace, seconds: float = 0.02) -> Trace:
 def record(llm: Any) -> Iterator[Recorder]:
     """Inside, what vLLM's `LLM` (or `LLMEngine`) decides is recorded; `.trace()` has it so far.
 
-    Requests have their ids in vLLM, r0 for its 0; the other samples of r0 are r0.1, r0.2, ... What
+    The queue of free blocks is vLLM's own, after each step. Requests have their ids in vLLM, r0 for
+    its 0; the other samples of r0 are r0.1, r0.2, ... What
     was cached before can be found: `llm.reset_prefix_cache()` makes an empty start. Afterwards
     vLLM is as it was. ValueError, with the way out, for an engine that a trace cannot show.
     """
@@ -193,6 +194,9 @@ class _Watch:
         """Over when stop strings are found, too: vLLM looks for them when its forward is done."""
         outputs = call()
         if self._num_tokens:
+            queue = self._manager.block_pool.free_block_queue.get_all_free_blocks()
+            free = tuple(block.block_id - 1 for block in queue)
+            self.recorder.record(events.FreeQueue, free)
             self.recorder.record(events.StepEnded, self._num_tokens)
             self.recorder.step += 1
             self._num_tokens = 0

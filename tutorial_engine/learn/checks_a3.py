@@ -139,6 +139,8 @@ HITS_SLIPS: Slips = slips_of(
         one token at least is left to run, or there would be no logits: of 64 known tokens 32 count
     prompts[:i] → prompts[:1]
         a prompt finds what any earlier one has, not only the first one
+    prompts[:i] → prompts[: min(i, 1)]
+        a prompt finds what any earlier one has, not only the first one
     prompts[:i] → prompts[i - 1 : i]
         a prompt finds what any earlier one has, not only the one before it
     prompts[:i] → prompts[:i] + prompts[i + 1 :]

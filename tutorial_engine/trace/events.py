@@ -149,6 +149,13 @@ class BlockFreed(RequestEvent):
 
 
 @dataclass(frozen=True, slots=True)
+class FreeQueue(Event):
+    """All free blocks, the next one first, as another engine said; ours follows from the events."""
+
+    blocks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class CellsTaken(RequestEvent):
     """Empty cells are its own now: those of its tokens at first_position, ..., run or not yet."""
 
@@ -197,6 +204,7 @@ EVENTS: dict[str, type[Event]] = {
         *(RowTaken, RowFreed, StepBegan, Planned, StepEnded),
         *(CellsTaken, CellsShared, CellsFreed),
         *(BlockTaken, BlockShared, BlockCopied, BlockCached, BlockForgotten, BlockFreed),
+        FreeQueue,
     )
 }
 

@@ -30,6 +30,7 @@ class Replay:
         self.ref_cnts: dict[int, int] = {}
         self.hashes: dict[int, str] = {}
         self._freed: OrderedDict[int, None] = OrderedDict()
+        self._said: tuple[int, ...] | None = None  # the free queue, if the trace has it
         self._waiting: list[str] = []
         self._running: list[str] = []
         self._requests: dict[str, RequestState] = {}
@@ -40,7 +41,12 @@ class Replay:
         return EngineState(tuple(self._waiting), tuple(self._running), dict(self._requests))
 
     def free_queue(self, num_blocks: int) -> tuple[int, ...]:
-        """The free ones of so many blocks, as they are taken: those that can be found come last."""
+        """The free ones of so many blocks, as they are taken: those that can be found come last.
+
+        Where the trace has another engine's queue, it is that one, whatever its rule is.
+        """
+        if self._said is not None:
+            return self._said
         fresh = [block for block in range(num_blocks) if block not in self.ref_cnts]
         nameless = [block for block in self._freed if block not in self.hashes]
         return (*nameless, *fresh, *(block for block in self._freed if block in self.hashes))
@@ -64,6 +70,8 @@ class Replay:
                 self._requests[request_id] = RequestState("waiting", len(prompt), prompt, 0, ())
                 place = len(self._waiting) if event.place is None else event.place
                 self._waiting.insert(place, request_id)
+            case events.FreeQueue(blocks=blocks):
+                self._said = blocks
             case RequestEvent():
                 if event.request_id not in self._requests:
                     raise ValueError("this request was never added")
@@ -133,12 +141,14 @@ class Replay:
         return request._replace(table=table, slots=slots)
 
     def _hold(self, block: int, is_new: bool) -> None:
+        self._said = None
         self.ref_cnts[block] = self.ref_cnts.get(block, 0) + 1
         self._freed.pop(block, None)
         if is_new:
             self.hashes.pop(block, None)
 
     def _let_go(self, block: int) -> None:
+        self._said = None
         self.ref_cnts[block] -= 1
         if self.ref_cnts[block] == 0:
             self._freed[block] = None

@@ -35,6 +35,7 @@ __getattr__, __all__ = hands_out(
         ),
         "parallel_plots": "mlp_split, ranks_picture",
         "place_plots": "places, read_places",
+        "queue_view": "queue_picture",
         "radix_view": "radix_tree",
         "request_plots": "one_request",
         "rope_explorer": "RopeExplorer",

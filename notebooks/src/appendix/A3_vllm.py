@@ -120,13 +120,17 @@ predictions.ask(
 # compare decisions and not speed.)
 
 # %% tags=["figure-which"]
+import random
+
 from tutorial_engine.lab import at_one_pace, serve_again
 from tutorial_engine.trace.events import Preempted
 from tutorial_engine.viz import places
 
 ours = serve_again(theirs, model)
 gone = [(event.step, event.request_id) for event in theirs.events if isinstance(event, Preempted)]
-two = {"upper run": at_one_pace(theirs), "lower run": at_one_pace(ours)}
+runs = [theirs, ours]
+random.Random(3).shuffle(runs)
+two = dict(zip(("upper run", "lower run"), map(at_one_pace, runs), strict=True))
 title = "Which run is vLLM's?"
 places(two, title) if predictions.reveal(
     "victim", "in step {}, that of {}".format(*gone[0])
@@ -151,12 +155,13 @@ pairs = list(zip(plans(theirs), plans(ours), strict=True))
 same = sum(a == b for a, b in pairs)
 if predictions.reveal("same", f"in all {same}"):
     print(f"{same} of {len(pairs)} steps have the same plan and the same block tables")
+    print("the upper run is", "vLLM's" if runs[0] is theirs else "ours")
 
 # %% [markdown]
-# The two pictures are the same. (The upper run is vLLM's.) In each step both engines run the same requests, with the same numbers of tokens and the same
-# blocks. They take memory away from the same request. This is no accident: the scheduler of these notebooks follows vLLM's
-# rules. The tests of the package compare it with 41 recorded runs of vLLM. All 3,884 steps are equal. (There the same block may have
-# another number, if it has this number in the whole run.)
+# The two pictures are the same. In each step both engines run the same requests, with the same numbers of tokens and the
+# same blocks. They take memory away from the same request. This is no accident: the scheduler of these notebooks follows vLLM's
+# rules. The tests of the package compare it with 41 recorded runs of vLLM. All 3,884 steps are equal. (There the same
+# block may have another number, if it has this number in the whole run.)
 #
 # One thing of vLLM was off in these runs, as always on a CPU: *asynchronous scheduling*. With it, the next step is
 # planned before the tokens of the last one are known (section 7).
@@ -226,20 +231,14 @@ block_view(theirs, 13) if chosen else None
 # free. So `r2` waits until step 24.
 
 # %% [markdown]
-# In which order are free blocks taken? They stand in a queue, and the first one goes next. Here is the queue before and after
-# a step in which requests ended. The run is that of section 1. (The recording has which blocks vLLM took and gave back. The
-# queue is computed from them, by the rule of vLLM 0.32. The next blocks that vLLM took fit to it.)
+# In which order are free blocks taken? They stand in a queue, and the first one goes next. The picture has vLLM's queue
+# before and after a step in which requests ended. It was read in vLLM, after each step. The run is that of section 1. In
+# step 19 three requests end: first `A`, then `B`, then `C`.
 
-# %%
-from tutorial_engine.viz.block_facts import BlockRun
+# %% tags=["figure-queue"]
+from tutorial_engine.viz import queue_picture
 
-steps = BlockRun(said, {}).steps
-for number, names in ((13, "L"), (19, "ABC")):
-    print(f"step {number}: the queue was", *steps[number - 1].free)
-    for name in names:
-        print(f"  {name} gives back", *steps[number].step.planned.requests[name].table)
-    print("  these have a hash:", *sorted(steps[number].hashes))
-    print("  the queue is now", *steps[number].free)
+queue_picture(said, [13, 19])
 
 # %%
 predictions.ask(
@@ -278,6 +277,8 @@ from tutorial_engine.learn import check_free_order
 check_free_order(free_order)
 
 # %% tags=["figure-second"]
+from tutorial_engine.viz.block_facts import BlockRun
+
 if chosen := predictions.reveal("second", f"block {back.planned.requests['r2'].table[-1]}"):
     print("the queue after step 23 was", *BlockRun(theirs, {}).steps[23].free)
 block_view(theirs, 24) if chosen else None
