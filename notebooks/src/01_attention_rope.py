@@ -900,8 +900,8 @@ if predictions.reveal("jukebox", min(takes, key=lambda take: take.last).part):
 
 # %% [markdown]
 # Five stories show that something is wrong. Without RoPE, for example, the model mixes up the letters of a name.
-# But without the mask the story reads well. The table has the prompt. For the prompt's last token the logits change by only
-# 0.1. Yet from layer 1 on, every vector that it reads is different. The tokens before it are far off.
+# But without the mask the story reads well. The table compares the logits of the prompt. For its last token they change by
+# only 0.1. Yet from layer 1 on, the vectors of all tokens before it are different, and their logits are far off.
 # Later in the story the last token is off by up to 5, and most of the best tokens still stay the same. So a bad story proves
 # a bug, and a good one does not prove that there is none.
 
@@ -956,8 +956,7 @@ from tutorial_engine.viz import attention_picture
 attention_picture(story_shares[3, 3], story_labels, "layer 3, head 3")
 
 # %% [markdown]
-# Most other queries have nothing to copy. Their shares must add up to 1, too, so they rest on a few tokens: here on `·time`
-# and `·a`.
+# Most other tokens find nothing to copy. Their shares must add up to 1, too, and go mostly to two tokens, `·time` and `·a`.
 #
 # A map shows where a head looks, not that this decides anything. For that we take the head away: an *ablation* sets
 # its output to zero, so that it adds nothing to the residual stream. To compare, we also need the story without an
@@ -1054,8 +1053,8 @@ for name in ("Rado", "Rido", "Rodo", "Redo", "Reno", "Rizo"):
     print(line)
 
 # %% [markdown]
-# The text that the model reads says Rado in every line. Three vectors of one token are exchanged, and the model goes
-# on with another name. So these heads carry the name.
+# The text that the model reads says Rado in every line. Three vectors of one token are exchanged, and the model predicts
+# the next piece of another name. So these heads carry this piece.
 
 # %% [markdown]
 # ### Copying in its purest form
@@ -1160,7 +1159,7 @@ from tutorial_engine.viz import two_steps_picture
 two_steps_picture(model, tokenizer, story_ids, first=(1, (3, 5)), second=(3, 3))
 
 # %% [markdown]
-# Ablation shows that a head is *needed*, not what it carries. Without L0 H4 hardly anything is copied either. It looks
+# Ablation shows that we *need* a head. It does not show what the head carries. Without L0 H4 hardly anything is copied either. It looks
 # at the token itself (0.99), so it can only copy the token's own identity, which later layers need. That is why we
 # also exchanged outputs.
 
