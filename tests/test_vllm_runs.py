@@ -61,7 +61,7 @@ MISTAKES = {
 @pytest.mark.parametrize("name", MISTAKES)
 def test_a_planted_mistake_is_seen(name: str, model: Qwen3ForCausalLM) -> None:
     with patch.object(BlockManager, *MISTAKES[name]):
-        assert any(compare(run, model) for run in RUNS)
+        assert any(compare(run, model) for run in reversed(RUNS))  # the last one has equal blocks
 
 
 # -- the learner's rule ---------------------------------------------------------------------------
