@@ -164,7 +164,7 @@ server.use(find, check_find)
 
 # %% [markdown]
 # B comes a little after A, when A has run its prompt. So B's common beginning is in the cache, and your `find`
-# has to find it:
+# has to find it. Compare the TTFT of both: B does not run these tokens, so its first token comes earlier.
 
 # %%
 both = [STORY + " Anna had a dog.", STORY + " Anna had a cat."]
@@ -394,7 +394,8 @@ if predictions.reveal("zoo", {0: "none of them", 2: "two", 5: "all five"}[wrong_
     print(stress_table(rows))
 
 # %% [markdown]
-# The first four columns count the answers with the right tokens. `found` counts the prompt tokens that were hits in
+# The first four columns count the answers with the right tokens: of three prompts, five requests, three samples of one prompt
+# and four requests. `found` counts the prompt tokens that were hits in
 # the last test. Fewer than in “no bug” means wasted work, more hits mean that wrong blocks were found. `integrity` is
 # the first error of `check_integrity`.
 #
