@@ -45,7 +45,7 @@ for prompt, text in texts.items():
     print(f"{prompt!r} -> {text!r}")
 
 # %% [markdown]
-# We gave vLLM these prompts, with smaller limits and one more request, and recorded what it said. The limits change
+# We gave vLLM these prompts, with smaller limits and one more request, `L`, which has a long prompt, and recorded what it said. The limits change
 # the steps, but not the tokens. `recorded_run` gives such a run as a *trace*: the list of events from which the pictures
 # of these notebooks are drawn.
 
@@ -160,8 +160,8 @@ if predictions.reveal("same", f"in all {same}"):
 # %% [markdown]
 # The two pictures are the same. In each step both engines run the same requests, with the same numbers of tokens and the
 # same blocks. They take memory away from the same request. This is no accident: the scheduler of these notebooks follows vLLM's
-# rules. The tests of the package compare it with 41 recorded runs of vLLM. All 3,884 steps are equal. (There the same
-# block may have another number, if it has this number in the whole run.)
+# rules. The tests of the package compare it with 41 recorded runs of vLLM. All 3,884 steps are equal. (There our
+# block 3 may be vLLM's block 7, but then it must be 7 in every step.)
 #
 # One thing of vLLM was off in these runs, as always on a CPU: *asynchronous scheduling*. With it, the next step is
 # planned before the tokens of the last one are known (section 7).
@@ -233,7 +233,7 @@ block_view(theirs, 13) if chosen else None
 # %% [markdown]
 # In which order are free blocks taken? They stand in a queue, and the first one goes next. The picture has vLLM's queue
 # before and after a step in which requests ended. It was read in vLLM, after each step. The run is that of section 1. In
-# step 19 three requests end: first `A`, then `B`, then `C`.
+# step 13 `L` ends, and in step 19 three requests end: first `A`, then `B`, then `C`.
 
 # %% tags=["figure-queue"]
 from tutorial_engine.viz import queue_picture
@@ -252,7 +252,7 @@ predictions.ask(
 # ### Exercise 1: the order of the free blocks (10 minutes)
 #
 # Find vLLM's rule in the two steps above, and write it. `queue` has the blocks that are free already; the first one is taken
-# next. `tables` has the tables that are given back, one after the other. No other request has these blocks. `named` has all
+# next. `tables` has the block tables of the requests that end, in the order in which they end. No other request has these blocks. `named` has all
 # blocks with a hash. Return the new queue. If one table has several blocks without a hash, its last one is taken first.
 #
 # <details><summary>Hint</summary>Which blocks of L came to the front of the queue, which to its end, and in which order?
@@ -285,8 +285,8 @@ block_view(theirs, 24) if chosen else None
 
 # %% [markdown]
 # Blocks without a hash go to the front, because no request can find them. Blocks with a hash go to the end, so that they
-# can be found for as long as possible. In both parts the tail of a table goes before its head: more requests can use
-# the head. In the picture the first blocks of `r0` and `r1` are pale, and can still be found.
+# can be found for as long as possible. In both parts the last block of a table is used again before its first: more requests can use
+# the first. In the picture the first blocks of `r0` and `r1` are pale, and can still be found.
 
 # %% [markdown]
 # ## 4 · Predict the hits of a burst
