@@ -479,8 +479,8 @@ serving_picture(
 # %% [markdown]
 # 764 is one more than the 763 of a single request: a launch joins the lists of slots, once a step.
 #
-# On pages, one call for all made the second run more than six times as fast (from 310 to 2,027). The earlier
-# engine and the prototype differ here, not the attention alone.
+# On pages, the prototype with one call for all got 2,027 in its second run. The earlier engine, with a call for each
+# request, got 310. The two differ in other things as well, so not all of this comes from attention.
 
 # %% [markdown]
 # "Wanted" tokens are those that the requests asked for. Padding does not count. The first run is slower: libraries prepare a
@@ -531,8 +531,8 @@ if predictions.reveal("batch", min(options, key=lambda name: abs(options[name] -
 
 # %% [markdown]
 # 64 requests read about twice as much as one, because the weights are read once for all. And each of the more than 700
-# kernels runs once for all. So a step of 64 requests is not 64 times as long. How long is it? At the measured speed, 64
-# requests get one token each in 26 ms, prompts included. One request alone needs 2.5 ms.
+# kernels runs once for all. So a step of 64 requests is not 64 times as long. This step alone was
+# not measured. With prompts and scheduling, 64 requests get one token each in 26 ms on average: it takes at most that long.
 
 # %% [markdown]
 # Our engine copies keys and values, and then attention reads the copy. So its step of 64 requests moves more than four times
