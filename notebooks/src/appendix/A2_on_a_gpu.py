@@ -220,8 +220,9 @@ show_source(CudaGraphs.__call__)
 # (1, 2, 4, 8 ...), and the context is 64 at least. A step reads `rows * longest` slots, needed or not. `lens` are the
 # context lengths of a step's sequences. Return the rows, the longest context, and the part of all slots that nobody needs.
 #
-# <details><summary>Hint</summary>The smallest power of two that is not below n is
-# <code>1 << (n - 1).bit_length()</code>. The unused part is <code>1 - sum(lens) / (rows * longest)</code>.</details>
+# <details><summary>Hint</summary>Double a number, from 1 on, until it is not below n. (Or look at
+# <code>(n - 1).bit_length()</code>, the number of bits of n − 1.) Of all slots, those that the sequences need are
+# <code>sum(lens)</code>.</details>
 
 
 # %% tags=["exercise"]
@@ -357,7 +358,7 @@ again = GpuMemory()  # the same tensors get the same places in it
 tensors = {"lens": again.tensor([3, 5]), "positions": again.tensor(range(8))}
 reads = {name: (again.place_of(tensor), len(tensor)) for name, tensor in tensors.items()}
 times = {"at the first call": (again.numbers(10), reads)}
-del tensors["positions"]
+tensors.popitem()  # nothing refers to this one any more
 tensors["other"] = again.tensor([0] * 8)
 owners = {name: (again.place_of(tensor), len(tensor)) for name, tensor in tensors.items()}
 times["at the second call"] = (again.numbers(10), owners)
@@ -467,6 +468,10 @@ from tutorial_engine.learn import check_end_to_end
 
 check_end_to_end(end_to_end)
 
+# %% [markdown]
+# The upper bars are the launches of a step, counted here. The lower bars were measured on the H100. They show *wanted* tokens a
+# second: those that the requests asked for. Padding does not count.
+
 # %% tags=["figure-serving"]
 from tutorial_engine.lab import SERVING
 from tutorial_engine.viz import serving_picture
@@ -483,8 +488,8 @@ serving_picture(
 # request, got 310. The two differ in other things as well, so not all of this comes from attention.
 
 # %% [markdown]
-# "Wanted" tokens are those that the requests asked for. Padding does not count. The first run is slower: libraries prepare a
-# kernel when they first see a shape. With a call for each request, each length is a new shape.
+# The first run is slower: libraries prepare a kernel when they first see a shape. With a call for each request, each length is
+# a new shape.
 #
 # Replay makes one request 5.6 times as fast. 64 requests become only a quarter faster (2,027 to 2,508). We did not measure
 # the reason.
@@ -522,10 +527,13 @@ predictions.ask(
 one, many = (Work(num_seqs=n, new=1, old=199).num_bytes(shape, itemsize=2) for n in (1, 64))
 options = {"about twice as many": 2, "about 10 times": 10, "64 times": 64}
 if predictions.reveal("batch", min(options, key=lambda name: abs(options[name] - many / one))):
-    print(f"one request of 200 tokens reads {one / 1e9:.2f} GB, 64 of them {many / 1e9:.2f} GB")
-    kv = (many - one) / 63 * 64  # keys and values of all
-    print(f"in each, {(many - kv) / 1e9:.2f} GB are weights")
-    print(f"with copies, which are written and then read, 64 move {(many + 2 * kv) / 1e9:.2f} GB")
+    kv = (many - one) / 63  # keys and values of one request
+    rows = {"weights": (one - kv, one - kv), "keys and values": (kv, 64 * kv)}
+    rows["both: what a step reads"] = one, many
+    rows["both, K and V copied before"] = one + 2 * kv, many + 2 * 64 * kv
+    print(f"{'':30}{'1 request':>12}{'64 requests':>14}")
+    for what, (of_one, of_all) in rows.items():
+        print(f"{what:30}{of_one / 1e9:9.2f} GB{of_all / 1e9:11.2f} GB")
     ms = 64 / SERVING[-2].second * 1000
     print(f"{SERVING[-2].second:,} tokens a second: 64 get one token each in {ms:.0f} ms")
 
@@ -535,8 +543,8 @@ if predictions.reveal("batch", min(options, key=lambda name: abs(options[name] -
 # not measured. With prompts and scheduling, 64 requests get one token each in 26 ms on average: it takes at most that long.
 
 # %% [markdown]
-# Our engine copies keys and values, and then attention reads the copy. So its step of 64 requests moves more than four times
-# the bytes of one, and padding comes on top.
+# Our engine copies keys and values: it reads them, writes the copy, and then attention reads the copy. This is the last row
+# of the table. So its step of 64 requests moves more than four times the bytes of one, and padding comes on top.
 #
 # A kernel can also read them **in place**: it gets the block table, and looks up each slot by itself. Then nothing is
 # copied. The prototype did this for rows.
