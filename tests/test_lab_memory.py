@@ -250,7 +250,7 @@ def answers() -> dict[str, str]:
 
 
 def test_every_cause_has_one_run_which_finds_nothing_and_does_without_it() -> None:
-    assert sorted(answers().values()) == sorted(CAUSES) == sorted(RECIPES)
+    assert sorted(answers().values()) == sorted(RECIPES)
     assert list(answers().values()) != list(CAUSES), "the order tells nothing"
     for run in runs():
         assert run.cause not in run.describe() and run.recipe.a in run.describe()

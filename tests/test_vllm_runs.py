@@ -16,9 +16,10 @@ import torch
 from tutorial_engine.cache.blocks import BlockManager
 from tutorial_engine.lab.beside_vllm import compare, read_runs, recorded_decisions, vllm_path
 from tutorial_engine.lab.ledger import REFERENCE, ledger, our_paths
+from tutorial_engine.learn.other_rules import others_beside_vllm
 from tutorial_engine.learn.own_memory import find, free, num_blocks, take
 from tutorial_engine.learn.own_scheduler import num_tokens_to_run, plan_step
-from tutorial_engine.learn.own_server import OwnServer, mistakes_beside_vllm
+from tutorial_engine.learn.own_server import OwnServer
 from tutorial_engine.model.checkpoint import load_model, load_tokenizer
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 
@@ -129,13 +130,13 @@ def test_a_slip_shows_both_plans() -> None:
 
 
 def test_a_mistake_in_the_pool_shows_in_the_steps_and_one_in_the_slots_in_the_tokens() -> None:
-    pool, slots = mistakes_beside_vllm(load_model(), load_tokenizer(), lesson=4).splitlines()
+    pool, slots = others_beside_vllm(load_model(), load_tokenizer(), lesson=4).splitlines()
     assert "V: 0 of 203 steps" in pool and "and 16 of 16 requests" in pool
     assert "offset: 203 of 203 steps" in slots and "and 0 of 16 requests" in slots
 
 
 def test_another_free_order_shows_in_the_steps_and_not_in_the_tokens() -> None:
-    head, tail = mistakes_beside_vllm(load_model(), load_tokenizer(), lesson=5).splitlines()
+    head, tail = others_beside_vllm(load_model(), load_tokenizer(), lesson=5).splitlines()
     for line in (head, tail):
         steps = int(re.findall(r"(\d+) of 203 steps", line)[0])
         assert steps < 100 and "16 of 16 requests" in line

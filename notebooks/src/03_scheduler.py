@@ -1197,7 +1197,7 @@ from tutorial_engine.learn import others_beside_vllm
 
 server = OwnServer(model, tokenizer)
 ready = server.use(plan_step, check_plan)
-print(others_beside_vllm(model, tokenizer))
+print(others_beside_vllm(model, tokenizer, lesson=3))
 
 # %%
 server.beside_vllm()

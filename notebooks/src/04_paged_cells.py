@@ -924,9 +924,9 @@ server.beside_vllm(show_step=1)
 # What would a mistake get? Here are two, each in a server of its own.
 
 # %%
-from tutorial_engine.learn import mistakes_beside_vllm
+from tutorial_engine.learn import others_beside_vllm
 
-print(mistakes_beside_vllm(model, tokenizer, lesson=4))
+print(others_beside_vllm(model, tokenizer, lesson=4))
 
 # %% [markdown]
 # <details><summary>Not in this lesson</summary>

@@ -422,13 +422,14 @@ if predictions.reveal("zoo", {0: "none of them", 2: "two", 5: "all five"}[wrong_
 #
 # The *hit rate* is the share of prompt tokens that were hits in the prefix cache. Below are five real runs
 # of our engine, with three requests each. A and C begin with the same text, or so their user thinks, and still
-# the hit rate is 0 %. These are the causes that we know:
+# the hit rate is 0 %. Here are six explanations. One of them is never true:
 
 # %% jupyter={"source_hidden": true}
-from tutorial_engine.lab import BEGINS, EVICTED, NOT_YET, SALT, SHORT, cases
+from tutorial_engine.lab import BEGINS, EVICTED, NOT_YET, RUNNING, SALT, SHORT, cases
 
 runs = cases(model, tokenizer)
-names = {"SHORT": SHORT, "BEGINS": BEGINS, "SALT": SALT, "EVICTED": EVICTED, "NOT_YET": NOT_YET}
+names = {"SHORT": SHORT, "BEGINS": BEGINS, "SALT": SALT, "EVICTED": EVICTED}
+names |= {"RUNNING": RUNNING, "NOT_YET": NOT_YET}
 for name, cause in names.items():
     print(f"{name:10} {cause}")
 
@@ -447,7 +448,7 @@ for case in runs[3:]:
 #
 # <details><summary>Hint</summary>Ask five questions of each run. Is there a full block at all? Is the first
 # block really the same? Do both requests use the same salt? Is the block still there when the second request
-# comes? Was it full by then?</details>
+# comes? Was it full by then? One explanation is refuted by your first answer in section 1.</details>
 
 
 # %% tags=["exercise"]
@@ -711,9 +712,9 @@ for name, group in groups.items():
 # First, two other functions `free`. They put all blocks at the end of the queue, those without a hash as well:
 
 # %%
-from tutorial_engine.learn import mistakes_beside_vllm
+from tutorial_engine.learn import others_beside_vllm
 
-print(mistakes_beside_vllm(model, tokenizer, lesson=5))
+print(others_beside_vllm(model, tokenizer, lesson=5))
 
 # %% [markdown]
 # All tokens are right, and most decisions are others. In how many steps do your parts decide the same?

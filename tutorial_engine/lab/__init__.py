@@ -23,7 +23,7 @@ __getattr__, __all__ = hands_out(
         "chrome": "to_chrome",
         "dial": "sharing, sweep_block_sizes",
         "hf": "OurCache, run_transformers, run_transformers_from",
-        "hit_rate": "BEGINS, EVICTED, NOT_YET, SALT, SHORT, cases",
+        "hit_rate": "BEGINS, EVICTED, NOT_YET, RUNNING, SALT, SHORT, cases",
         "kv_edit": "Exchange, continued, edited_paths, memory_of",
         "layouts": "layouts as kv_layouts",
         "ledger": (

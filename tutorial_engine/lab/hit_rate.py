@@ -1,4 +1,4 @@
-"""Why is my prefix hit rate 0 %? Five real runs, five causes.
+"""Why is my prefix hit rate 0 %? Five real runs, five causes and one that only seems to be one.
 
 In each run A and C ask nearly the same; B comes before one of them and asks for something else.
 What one can see of a run is its settings, its prompts and its log. Knows the engine from outside.
@@ -25,7 +25,8 @@ BEGINS = "what differs stands at the beginning"
 SALT = "the salts differ"
 EVICTED = "the blocks were taken for another request in between"
 NOT_YET = "no block was full yet when the other one came"
-CAUSES = (SHORT, BEGINS, SALT, EVICTED, NOT_YET)
+RUNNING = "the other one was still running"  # is believed, and is never the cause
+CAUSES = (SHORT, BEGINS, SALT, EVICTED, NOT_YET, RUNNING)
 
 STORY = "Once upon a time Anna had a red kite. Ben had a blue ball."
 OTHER = "The little dog was very happy."
@@ -72,7 +73,7 @@ RECIPES: dict[str, tuple[Recipe, Recipe]] = {
 
 @dataclass(frozen=True)
 class Case:
-    """A run that found nothing. `cause` is one of CAUSES; `mended_rate` is without the cause."""
+    """A run that found nothing. `cause` is one of RECIPES; `mended_rate` is without the cause."""
 
     name: str
     trace: Trace = field(repr=False)
@@ -115,6 +116,8 @@ class Case:
             return (
                 f"{fresh} of {self.recipe.num_blocks} blocks were never used, so none was evicted"
             )
+        if cause == RUNNING and self.recipe.together:
+            return "a full block of a request that runs is found as well"
         ends = {e.request_id: e.step for e in self.trace.events if isinstance(e, events.Finished)}
         return f"A was over in step {ends['A']}, and C came in step {asked['C'].step}"
 

@@ -33,6 +33,8 @@ FREE_CASES = (  # a table, ref_cnt, the free queue, hashes
 FREE_SLIPS: Slips = slips_of(
     right_free,
     """
+    reversed(table) → sorted(table)[::-1]
+        the order is that of the table, from its end, and not that of the block numbers
     reversed(table) → table
         head first: after 7 and 8, block 0 is taken next, and then whoever has this prefix finds
         nothing, though 1, 2 and 3 are still there; last block first

@@ -27,7 +27,7 @@ def check_causes(answers: Mapping[str, object], runs: Sequence[Case] | None = No
         if name not in {run.name for run in runs}:
             return Verdict(False, f"there is no {name!r}: the runs are run 1 to run {len(runs)}")
         if answer not in CAUSES and name not in open_ones:
-            names = "SHORT, BEGINS, SALT, EVICTED or NOT_YET"
+            names = "SHORT, BEGINS, SALT, EVICTED, NOT_YET or RUNNING"
             return Verdict(False, f"{name}: {answer!r} is no cause: give {names}")
     right = [run.name for run in runs if given.get(run.name) == run.cause]
     for run in runs:

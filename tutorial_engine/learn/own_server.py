@@ -7,7 +7,6 @@ are. A wrong part is told, and the package's runs in its place.
 import string
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, NamedTuple, cast
 
 from tokenizers import Tokenizer
@@ -26,7 +25,6 @@ from tutorial_engine.engine.inputs import (
     params_for_each,
     token_ids_of,
 )
-from tutorial_engine.engine.policies import StaticBatching
 from tutorial_engine.engine.request import RequestOutput
 from tutorial_engine.engine.runner import ModelRunner
 from tutorial_engine.engine.scheduler import Scheduler
@@ -47,7 +45,6 @@ from tutorial_engine.learn.own_scheduler import (
     PARTS_03,
     POLICIES,
     checked_metrics,
-    waiting_first,
     with_parts,
 )
 from tutorial_engine.learn.parts import CannotBe, Parts, PartsHolder, Plugged, whole
@@ -393,7 +390,7 @@ class OwnServer(PartsHolder):
         return self.settle(lambda: self._beside(runs, show_step), lambda _: "")
 
     def _beside(self, runs: Sequence[Run], show_step: int | None) -> "BesideVLLM":
-        found = self._beside_each(runs)
+        found = self.decide(runs)
         shown = ""
         if show_step is not None:
             theirs, ours = runs[-1]["steps"][show_step], found[-1].steps[show_step]
@@ -402,7 +399,7 @@ class OwnServer(PartsHolder):
         names = [name for name in self._deciding if name in DECIDING and calls[name]]
         return BesideVLLM(names, found, shown)
 
-    def _beside_each(
+    def decide(
         self, runs: Sequence[Run], policy: type[Scheduler] | None = None, name: str = "yours"
     ) -> list[Beside]:
         """Each run, planned again by the parts, or by a policy of the package."""
@@ -448,54 +445,6 @@ class OwnServer(PartsHolder):
     def path(self, **limits: Any) -> LedgerPath:
         """A row of the ledger: the parts as they are, each step followed by an integrity check."""
         return engine_path(lambda: self.engine(**limits))
-
-
-def others_beside_vllm(model: Qwen3ForCausalLM, tokenizer: Tokenizer) -> str:
-    """How two other rules do in the steps of `beside_vllm` with rows: not all are easy to meet."""
-    server, recorded = OwnServer(model, tokenizer), recorded_decisions()
-    runs = [recorded[number] for number in VLLM_RUNS["rows"]]
-    others = {"static batching": server._beside_each(runs, StaticBatching)}
-    server.parts.own["plan_step"] = waiting_first
-    others = {"those who wait go first": server._beside_each(runs, name="this rule")} | others
-    told = [
-        f"{name}: {sum(run.num_same for run in found)} of {sum(run.num_steps for run in found)}"
-        " steps are the same"
-        for name, found in others.items()
-    ]
-    last = others["those who wait go first"][-1].first_difference
-    return "\n".join([*told, f"The first other step when those who wait go first: {last}"])
-
-
-def mistakes_beside_vllm(model: Qwen3ForCausalLM, tokenizer: Tokenizer, lesson: int) -> str:
-    """How two mistakes of notebook 04 or 05 do in the steps of `beside_vllm` with pages."""
-    server, recorded = OwnServer(model, tokenizer, "pages"), recorded_decisions()
-    runs, own = [recorded[number] for number in VLLM_RUNS["pages"]], server.parts.own
-    found: dict[str, list[Beside]] = {}
-    if lesson == 4:
-        twice = [{**run, "num_blocks": 2 * run["num_blocks"]} for run in runs]
-        found["num_blocks that forgets V"] = server._beside_each(twice)
-        own["slots"] = lambda table, size, n: [table[p // size] * size for p in range(n)]
-        found["slots without the offset"] = server._beside_each(runs)
-    else:
-        for name, step in {"head first, to the end": 1, "tail first, to the end": -1}.items():
-            own["free"] = partial(_free_to_the_end, step)
-            found[f"free: {name} of the queue"] = server._beside_each(runs)
-    return "\n".join(
-        f"{name}: {sum(run.num_same for run in each)} of {sum(run.num_steps for run in each)} "
-        f"steps are vLLM's, and {sum(run.same_tokens for run in each)} of "
-        f"{sum(run.num_requests for run in each)} requests have vLLM's tokens"
-        for name, each in found.items()
-    )
-
-
-def _free_to_the_end(
-    step: int, table: list[int], ref_cnt: dict[int, int], queue: list[int], hashes: dict[int, Any]
-) -> None:
-    """All blocks that nobody holds any more go to the end of the queue, with or without a hash."""
-    for block in table[::step]:
-        ref_cnt[block] -= 1
-        if ref_cnt[block] == 0:
-            queue.append(block)
 
 
 def _names(count: int) -> list[str]:

@@ -135,7 +135,7 @@ def _draw_budget(scene: Sheet, run: Rows, axis: Axis, base: float) -> None:
             scene.text(f"total.{step.number}", middle, y - 4, words, TEXT, **CENTRE, **halo)
     if limit is not None:
         for i, words in enumerate(
-            [f"budget {limit}"] if near else [f"budget {limit},", "far above"]
+            [f"budget {limit}"] if near else [f"budget {limit},", "not reached"]
         ):
             scene.text(f"budget.words.{i}", axis.right + 6, line + 4 + 13 * i, words, TEXT)
 
