@@ -353,6 +353,8 @@ VIEWS: dict[str, Callable[[], View]] = {
     "gpu steps": lambda: viz.gpu_timeline(
         GpuStep("of a prime $number$", 5e-3, 101, 4e-3), GpuStep("<replayed>", 4.1e-3)
     ),
+    "gpu padding": lambda: viz.padding_picture([200] * 63 + [512], [200] * 63 + [513]),
+    "gpu padding, few": lambda: viz.padding_picture([1, 64, 3, 3]),
     "gpu end to end": lambda: viz.end_to_end_picture([[2, 0], [3], [5, 1]], [5, 3, 6], 4),
     "gpu end to end, one": lambda: viz.end_to_end_picture([[3, 0, 1]], [19], 8),
     "gpu memory": lambda: viz.gpu_memory_picture(

@@ -22,6 +22,7 @@ from transformers import (
 from tutorial_engine.cache.rows import GrowingKVCache
 from tutorial_engine.lab import one_forward, roofline
 from tutorial_engine.lab.one_forward import (
+    Operations,
     Work,
     against_the_roof,
     best_seconds,
@@ -210,6 +211,9 @@ def test_a_forward_with_its_cache_ready_gives_what_the_whole_text_gives(
 def test_operations_and_least_times_are_those_of_the_function() -> None:
     x = torch.ones(3)
     assert count_operations(lambda: (x + 1) * 2) == 2
+    with torch.inference_mode(), Operations() as seen:  # a view has no kernel, a cast has one
+        x.view(-1).to(x.dtype).add_(x.half()).new_empty(3)
+    assert seen.kernels == {"to": 1, "add": 1}
     calls: list[str] = []
     best = best_seconds([lambda: calls.append("a"), lambda: calls.append("b")], 3)
     assert calls == [*"ababab"] and all(0 <= one < math.inf for one in best)

@@ -99,7 +99,8 @@ places(two, "24 requests, four places: who has each place in each step")
 # %% [markdown]
 # **About half of the places are empty against almost none.** In these 48 steps static batching finishes 8 requests,
 # and continuous batching 16. A forward reads all weights of the model, whoever is in it. So on a large GPU an empty
-# place costs nearly as much as a full one. This is the idea of this notebook.
+# place costs nearly as much as a full one. This is the idea of this notebook. (A fuller forward lasts a little longer. Section 6
+# counts time.)
 #
 # The part of an engine that decides who runs is the **scheduler**. One forward, together with its
 # planning before and its sampling after, is a **step**.
@@ -225,12 +226,10 @@ planned = steps(two_steps.trace.trace())
 if predictions.reveal("second", ", ".join(f"{name} {n}" for name, n in planned[1].items())):
     for number, ran in enumerate(planned):
         print(f"step {number} runs {ran}, {sum(ran.values())} of 8 tokens")
-
-# %%
-for name, state in sorted(after_two.requests.items()):
-    known, computed = len(state.token_ids), state.num_computed_tokens
-    print(f"{name}: {state.status}, {computed} of {known} known tokens are computed")
-print("step 1 gave a new token to:", *[result.request_id for result in given[1]])
+    for name, state in sorted(after_two.requests.items()):
+        known, computed = len(state.token_ids), state.num_computed_tokens
+        print(f"{name}: {state.status}, {computed} of {known} known tokens are computed")
+    print("step 1 gave a new token to:", *[result.request_id for result in given[1]])
 
 # %% [markdown]
 # B has read 6 of its 7 prompt tokens, a *chunk* of its prompt. It gets no new token: token 7 of its prompt is already
@@ -253,11 +252,11 @@ explorer
 
 # %% [markdown]
 # **Try it.** Set the *budget* to 16. *policy* has four ways to batch; section 7 explains them. How many steps does
-# each take?
+# each take? (Steps are numbered from 0.)
 #
-# <details><summary>Answer</summary>One by one 26, static batching 18, prefill first 17, one rule 14.</details>
+# <details><summary>Answer</summary>One by one 26 (0 to 25), static batching 18, prefill first 17, one rule 14.</details>
 #
-# The fifth, **mine**, runs the rule that you wrote last, right or wrong. Break it on purpose: let exercise 2 forget
+# The fifth, **mine**, runs the rule that you wrote last, right or wrong. Break it: let exercise 2 forget
 # the budget. Run that cell and its check, and the explorer's cell again. Choose *mine*: what happens in step 0? Then
 # let those who wait go before those who run. Who stalls? In the end put your rule right, and run its two cells again.
 #
@@ -328,14 +327,18 @@ print("the tokens that they get alone:", next_ids == [alone["A"][1], alone["B"][
 show_source(Scheduler.schedule)
 print()
 show_source(Scheduler.schedule_waiting)
+print()
+show_source(Scheduler.num_tokens_to_run)
 
 # %% [markdown]
 # `may_admit` says whether there is a place and some budget left. `admit` lets one request run, if budget and memory
 # have room for it, and returns whether it did. If not, the loop ends: nobody overtakes the first one in the queue.
-# Else a long request might wait for ever.
-#
-# If memory runs out, a running request gives its memory back and waits again: it is *preempted*. Rows never need
-# this; notebook 05 shows it. The rule brings such a request back
+# Else a long request might wait for ever. The last line of `num_tokens_to_run` is your exercise 1. Only `cap` is new: it
+# limits what one request runs in a step, and is usually not set.
+
+# %% [markdown]
+# If memory runs out, a running request gives its memory back and waits again: it is *preempted*. Here each
+# request has a row of its own, so memory never runs out; notebook 05 shows it. The rule brings such a request back
 # without a special case: none of its tokens is computed any more, so it has all of them to run again.
 #
 # When you open the scheduler of vLLM, you will find the same parts under these names:
@@ -443,7 +446,7 @@ one_request(run.trace, "C")
 # waits, or if its request runs nothing in this step.
 #
 # Static batching changes two methods. `batch` holds the prompts of the present batch (here each `group` is one
-# request). `isdisjoint` says that none of these waits. When nobody of the batch waits or runs, the next `max_num_seqs` become the batch.
+# request). `isdisjoint` is True when none of these waits. When nobody of the batch waits or runs, the next `max_num_seqs` become the batch.
 
 # %%
 from tutorial_engine.engine import OneByOne, PrefillFirst
@@ -713,15 +716,15 @@ chosen = predictions.reveal("gap", round(1000 * max(outs_chunked[0].metrics.itl)
 itl_over_time({"whole prompt": whole, "chunks": chunked}, "A") if chosen else None
 
 # %% [markdown]
-# This is **chunked prefill**: the prompt is spread over several steps that decode as well. It answers a question that
-# users ask often: *why does a smaller token budget make the inter-token latency better?* A decoding request gets a
-# token in every step, as long as the budget is at least the number of decoding requests. So its gap is the length of
-# one step. And no step runs more tokens than the budget.
+# This is **chunked prefill**: the prompt is spread over several steps that decode as well. *Why does a
+# smaller token budget make the inter-token latency better?* A decoding request gets a token in every step, as long as the
+# budget is at least the number of decoding requests. So its gap is the length of one step. And no step runs more tokens
+# than the budget.
 #
 # ### Exercise 4: choose the budget (3 minutes)
 #
-# You promise A a longest gap, whatever prompts come. Which is the largest token budget that keeps the promise? The sum
-# for the gap of 117 ms above shows how long a step lasts.
+# You promise A that no gap is longer than `max_gap_ms`, whatever prompts come. Which is the largest token budget that keeps
+# the promise? The sum for the gap of 117 ms above shows how long a step lasts.
 #
 # <details><summary>Hint</summary>Solve 10 ms + budget · 1 ms = gap for the budget. A budget is a whole
 # number of tokens: round down.</details>
@@ -805,7 +808,8 @@ print(box("step_order"))
 # **Objective:** see what the slowest users feel when more and more of them come.
 #
 # 48 users come at random times (a *Poisson process*), with the prompts and lengths that you know. At most 8 run at once.
-# How many users per second can the engine serve? Count what one user costs when all 8 places are taken:
+# How many users per second can the engine serve? Count what one user costs when all 8 places are taken. A user takes part in
+# about 11.75 steps, one for each new token. The 10 ms of a step are shared by 8 users. And the user runs 17.4 tokens, 1 ms each:
 
 # %%
 prompt, new = 6.67, sum(lengths) / len(lengths)  # tokens of a user, on average
@@ -1043,8 +1047,8 @@ axis = "patience in ms"
 sweep(ends, {"TTFT": both}, axis, "ms", at_most=promised, steps=True) if chosen else None
 
 # %% [markdown]
-# Your policy turns the number into a time. A short one takes 68 ms. So L goes after five of them if its patience ends
-# above 272 and up to 340 ms, and after six if it ends above 340 and up to 408 ms. Within a step of the picture nothing changes: L is
+# Your policy turns the number into a time. A short one takes 68 ms. So five of them go before L if its patience is above
+# 272 and up to 340 ms, and six if it is above 340 and up to 408 ms. Within a step of the picture nothing changes: L is
 # asked only when a place is free. A patience of 0 is first come, first served. A very large one is shortest first. In
 # between, the mean falls and L pays for it. Set `patience` in your class to a value that keeps both promises, and run
 # its cells again: the line "fair" should say "kept" twice.

@@ -200,8 +200,7 @@ server.use(slots, check_slots)
 run = server.serve(PROMPTS, params)
 
 # %% [markdown]
-# Your map now says where K and V are read. The engine calls it when a table is new or has got one
-# more block. That happened 6 times: A, B and C began with 3, 2 and 1 blocks, and each took one more. The storage is as
+# Your map now says where K and V are read. The engine calls it for each new table, and again when a table grows. That happened 6 times: A, B and C began with 3, 2 and 1 blocks, and each took one more. The storage is as
 # in notebook 02: one tensor for K and one for V. Only the order inside a layer differs (section 9).
 #
 # <details><summary>The same memory, seen with five axes</summary><code>small.pages()[0].shape</code> is [layers, blocks,
@@ -311,7 +310,7 @@ pages_explorer
 #
 # Here are both runs on the same axes. The requests, the steps and the tokens are the same. On pages, only open blocks
 # have internal fragmentation, and any free block fits any request: there is no external one. In step 2 this picture
-# counts B's 9 tokens. The block picture was drawn after B had left: 26 − 9 = 17.
+# counts B's 9 tokens. The block picture shows the end of step 2. B has left by then: 26 − 9 = 17.
 
 # %% tags=["figure-rows-and-pages"]
 from tutorial_engine.viz import waste_over_time
@@ -358,7 +357,8 @@ users_at_once({"rows": few, "pages": many}) if chosen else None
 
 # %% [markdown]
 # Model, memory and texts are the same. But three times as many users are served at once, nobody waits, and the last
-# answer comes after a third of the steps. A user runs at most 8 + 11 = 19 tokens, so 5 blocks: 12 · 5 = 60 of the 64.
+# answer comes after a third of the steps. A row reserves 64 slots for a user. But a user runs at most 8 + 11 = 19 tokens, so
+# 5 blocks: 12 · 5 = 60 of the 64 blocks. If every user needed 64 slots, pages would gain nothing.
 # (In the picture colours repeat: read the letters.) On the virtual clock a step pays for each of its tokens, so the
 # gain in time is smaller: 342 ms against 582 ms. A decode step of a large model on a GPU mostly reads weights (notebook
 # 02), so there the gain is nearer to that in steps.
@@ -503,8 +503,8 @@ for name, backend in ways.items():  # measured here
 
 # %% [markdown]
 # On a CPU the loop is the slowest. Each turn starts several PyTorch operations for one small block, and
-# starting them costs more than the copy that was saved. The version for many blocks starts far fewer, but it still
-# starts more operations than a copy and one attention do. So our engine gathers unless it is told otherwise.
+# starting them costs more than the copy that was saved. The version for many blocks starts far fewer. Gathering starts
+# fewer still: a copy and one attention. So our engine gathers unless it is told otherwise.
 #
 # [Appendix A2](appendix/A2_on_a_gpu.ipynb) has runs on a GPU. There, rows that are read in place gave one and a half
 # times as many tokens a second as pages that are copied. But two things differ between these runs: the map, and the
@@ -558,8 +558,8 @@ for name, backend in ways.items():  # measured here
 #
 # **Objective:** give each token a place of its own.
 #
-# What if a block has room for one token only? Then no slot stays empty at the end of a block. llama.cpp does so. A
-# **cell** is a slot for one token, in all layers. There is no table for each sequence. There is one table of
+# What if a block has room for one token only? Then no slot stays empty at the end of a block. llama.cpp does so
+# when all sequences share one buffer (`--kv-unified`). A **cell** is a slot for one token, in all layers. There is no table for each sequence. There is one table of
 # cells, and each cell notes three things: the *position* of its token, its *owners* (the sequences that it
 # belongs to), and a *shift*, which section 8 explains.
 
@@ -572,8 +572,8 @@ def a_gap():
     """Five cells; sequence A had positions 0 to 3, and has lost position 1."""
     table = CellTable(5)
     for pos in range(4):
-        table.place(table.find_slot(1), "A", [pos])
-    table.seq_rm("A", 1, 2)
+        table.place(table.find_slot(1), "A", [pos])  # find_slot(1): one empty cell
+    table.seq_rm("A", 1, 2)  # positions from 1 up to 2, without 2
     return table
 
 
@@ -602,7 +602,7 @@ if predictions.reveal("cell", f"cell {cell}: {seen}"):
 # %% [markdown]
 # The number of a cell says where K and V lie. The position says where the token stands in its text. Any cell
 # may hold any position. So the order of the cells no longer tells what a token may see. A query may see a cell
-# if its sequence owns it, and if the position is at most the query's.
+# if the query's sequence owns the cell, and if the cell's position is not greater than the query's.
 #
 # ### Exercise 5: who sees what? (5 minutes)
 #
@@ -633,9 +633,9 @@ for out in run.outputs:
     print(out.request_id, "has two answers:", [answer.text for answer in out.outputs])
 
 # %% [markdown]
-# The two answers of a request (`n=2`) share its prompt cells, except the last: each answer runs the last prompt token
-# itself. 28 cells are too few for six answers. In steps 2 and 3 four of them give all their cells back: C's first
-# answer, and all second ones. Later the four start again, without sharing. So C's first
+# The two answers of a request (`n=2`) share its prompt cells but one: each answer runs the last prompt token in a cell of
+# its own. 28 cells are too few. In steps 2 and 3 four of them give all their cells back: C's first
+# answer, and all second ones. Later they start again, without sharing. So C's first
 # answer has a TPOT of 25.2 ms.
 #
 # Our engine gathers the visible cells, sorted by position. llama.cpp gathers nothing: its attention reads all cells
@@ -681,8 +681,8 @@ if predictions.reveal("freed", {0: "none"}.get(len(freed), str(len(freed)))):
 #
 # A conversation grows until all cells are used. An engine can then drop the oldest tokens and go on: `seq_rm` frees
 # their cells, and `seq_add` moves the positions of the others down. A key was turned by its old position (RoPE,
-# notebook 01), so each key is turned back by the difference. This is its *shift*. The model computes nothing again,
-# which is why it is fast. This is done in each layer; `angles` are the RoPE angles of each cell's shift:
+# notebook 01), so each key is turned back by the difference. This is its *shift*. It is fast, because the model runs no
+# token again. It is done in each layer; `angles` are the RoPE angles of each cell's shift:
 
 # %%
 from tutorial_engine.cache import CellKVCache
@@ -781,8 +781,8 @@ box("context_shift")
 # **Objective:** see why the table is kept by token, and the data by layer.
 #
 # The cell table has one entry for each token, because position and owners are the same in every layer. But K and V lie
-# layer by layer. Why not everything of one token side by side? In the picture, a *piece* is memory without a gap. Each
-# token has two numbers in a layer, one for each head.
+# layer by layer. Why not everything of one token side by side? In the picture, a *piece* is memory without a gap. In
+# one layer, K of a token is two numbers here, one for each head, and V is two more.
 
 # %% tags=["figure-layouts"]
 from tutorial_engine.lab import kv_layouts as layouts
@@ -794,8 +794,8 @@ layouts_picture(layouts(few_numbers), layer=1, token=1, num_tokens=5)  # the las
 # %% [markdown]
 # A forward goes layer by layer, and reads K and V of one layer at a time. By token, every token is a piece of its own:
 # 1000 tokens are 1000 pieces. By layer they stay 2, and with heads first 4. So by default the engines that we name here
-# keep the data by layer. To send blocks to another machine, "together" is better: then a block is one piece, and vLLM
-# can do that too.
+# keep the data by layer. To send blocks to another machine, it is better to keep all layers of a block side by side: then a
+# block is one piece. vLLM can do that too.
 #
 # Our pages and cells are as in the second row, our rows as in the third. Heads first makes each head's K one piece.
 # PyTorch's attention reads that faster in bf16.
@@ -849,8 +849,8 @@ for p in points:
 # - **Rows** have room for four requests only.
 
 # %% [markdown]
-# Small blocks have a price: more *table entries*, and in our engine more to *gather*, because fewer contexts are one
-# piece. The virtual clock counts only forwards and tokens, so this price must be measured.
+# Small blocks have a price: more *table entries*, and in our engine more to *gather*: with small blocks a context more
+# often lies in several pieces. The virtual clock counts only forwards and tokens, so this price must be measured.
 #
 # **Why 16?** vLLM's default is 16 tokens in a block for ordinary models (some attention kernels need 32, 64 or 128), and
 # here pages of 8 and less are faster. But these requests have at most 64 tokens. The next cell takes requests with
@@ -877,7 +877,7 @@ for name, backend in ways.items():  # measured here
 
 # %% [markdown]
 # It does. Each block is one turn of the loop, so with blocks of 1 the loop is ten times slower or more than with blocks
-# of 16. The version for many blocks has a sum to merge for each block. So 16 is a compromise. Larger blocks mean fewer
+# of 16. The version for many blocks must merge one sum for each block. So 16 is a compromise. Larger blocks mean fewer
 # turns and less bookkeeping. Smaller blocks waste less, and find more of a common beginning. In a kernel a turn starts
 # no PyTorch operations, so small blocks cost less there. ([Appendix A2](appendix/A2_on_a_gpu.ipynb) measures what
 # starting them costs on a GPU.) SGLang's default is 1 for ordinary models: every common token is found, and nothing is
@@ -909,17 +909,23 @@ dials
 # **Objective:** compare your allocation with that of another engine, step by step.
 #
 # Two runs of vLLM 0.32 with the shipped model were recorded: which blocks each request had in each step, and how many
-# were free. Now `server` serves the same requests, on a pool of the same number of bytes. Your `num_blocks` turns the
-# bytes into blocks, and your `allocate` gives each new token its slot. Block numbers may differ, but a vLLM block must
-# always stand for the same block here. Your `slots` says where each token is read. If it is wrong, the steps are the
-# same and the answers are not. So the tokens are compared as well.
+# were free.
+
+# %% [markdown]
+# Now `server` serves the same requests, on a pool of the same number of bytes, in blocks of 32 tokens. Your
+# `num_blocks` turns the bytes into blocks, and your `allocate` gives each new token its slot. If vLLM's block 9 is our block 0
+# once, it must be so in every step. Your `slots` says where each token is read. If it is wrong, the steps are the same and the
+# answers are not. So the tokens are compared as well.
+#
+# (vLLM never gives its block 0 to a request. So its pool has one block more, and its block n is shown as n − 1. Attention is the
+# package's here, because it decides nothing.)
 
 # %%
 server.beside_vllm(show_step=1)
 
 # %% [markdown]
 # The last lines are the block tables of both engines. All four requests begin with the same block, 9 there and 0 here,
-# because they share it (notebook 05).
+# because they share it: *finds* counts the tokens that lie there already (notebook 05).
 #
 # What would a mistake get? Here are two, each in a server of its own.
 

@@ -33,7 +33,7 @@ __getattr__, __all__ = hands_out(
         "many_blocks": "PagedAttention",
         "on_gpu": (
             "BANDWIDTH, CARD, COMPILED, CONTEXTS, DECODE_MS, ONE_BY_ONE, REPLAYED, SERVING, "
-            "TRANSFORMERS, WHOLE_ENGINE_MS, count_launches, profile_step"
+            "TRANSFORMERS, WHOLE_ENGINE_MS, count_launches, launches_of_layer, profile_step"
         ),
         "one_forward": "Work, against_the_roof, best_seconds, count_operations, ready, token_times",
         "pool_log": "pool_log as log_of_pool",

@@ -174,9 +174,9 @@ def side_by_side(theirs: Step, ours: Step, name: str = "ours") -> str:
 
 def _lines(step: Step, theirs: Step, ours: Step) -> dict[str, str]:
     """What is told of a step: name of the line → its text. Of blocks, if both engines have some."""
-    cached = [(name, step["cached"].get(name)) for name in theirs["cached"]]
+    hit = [name for name, n in theirs["cached"].items() if n or ours["cached"].get(name)]
     lines = {f"{name} runs": str(n) for name, n in step["num_tokens"].items()}
-    lines |= {f"{name} finds": str(n) for name, n in cached if n is not None}
+    lines |= {f"{name} finds": str(step["cached"].get(name, "-")) for name in hit}
     lines |= {"preempted": " ".join(step["preempted"]) or "nobody", "waiting": str(step["waiting"])}
     if "blocks" in ours:
         lines["free blocks"] = str(step["free_blocks"])

@@ -6,15 +6,16 @@ has shapes and no numbers.
 """
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import torch
 from torch.autograd.profiler_util import FunctionEvent
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from tutorial_engine.cache.config import KVCacheSpec
 from tutorial_engine.cache.storage import KVStorage
+from tutorial_engine.lab.one_forward import Operations
 from tutorial_engine.lab.sizing import QWEN3_06B
 from tutorial_engine.model.attention import SdpaAttention
 from tutorial_engine.model.batch import Allocation, Batch
@@ -81,23 +82,6 @@ SERVING = (
 # -- what can be counted --------------------------------------------------------------------------
 
 META = "meta"  # PyTorch's device that has shapes and no numbers
-NO_KERNEL = ("aten.empty", "aten.detach")
-
-
-class _Kernels(TorchDispatchMode):
-    """Counts operations that compute something: a view of a tensor needs no kernel."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.count = 0
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
-    ) -> Any:
-        made = [one.alias_info for one in func._schema.returns]
-        is_view = any(alias is not None and not alias.is_write for alias in made)
-        self.count += not is_view and not str(func).startswith(NO_KERNEL)
-        return func(*args, **(kwargs or {}))
 
 
 def count_launches(
@@ -108,12 +92,23 @@ def count_launches(
     Attention is called for each sequence, or, with `one_call`, once a layer for all of them. Two
     layers are enough to know all: they are alike.
     """
-    one, two = (_count(num_seqs, one_call, shape, context, layers) for layers in (1, 2))
-    return one + (shape["num_hidden_layers"] - 1) * (two - one)
+    one = _launches(num_seqs, one_call, shape, context, layers=1).total()
+    a_layer = launches_of_layer(num_seqs, one_call, shape, context).total()
+    return one + (shape["num_hidden_layers"] - 1) * a_layer
+
+
+def launches_of_layer(
+    num_seqs: int, one_call: bool, shape: dict[str, Any] = QWEN3_06B, context: int = 128
+) -> Counter[str]:
+    """The launches that one layer adds to such a step: name in PyTorch → how many."""
+    one, two = (_launches(num_seqs, one_call, shape, context, layers) for layers in (1, 2))
+    return two - one
 
 
 @torch.inference_mode()
-def _count(num_seqs: int, one_call: bool, shape: dict[str, Any], context: int, layers: int) -> int:
+def _launches(
+    num_seqs: int, one_call: bool, shape: dict[str, Any], context: int, layers: int
+) -> Counter[str]:
     changes = {"model_type": "qwen3", "num_hidden_layers": layers}
     config = ModelConfig.from_dict(shape | changes)
     model = without_weights(config).to(META, torch.bfloat16).requires_grad_(False)
@@ -129,10 +124,10 @@ def _count(num_seqs: int, one_call: bool, shape: dict[str, Any], context: int, l
     if one_call:  # the kernel counts as one operation, whatever it does
         attention = BatchedAttention(storage, lambda q, *_: q.clone())
     names = [str(s) for s in range(num_seqs)]
-    with _Kernels() as kernels:
+    with Operations() as seen:
         batch = Batch.from_allocations([[0]] * num_seqs, rooms, names, META)
         model.compute_logits(model(batch, attention))
-    return kernels.count
+    return seen.kernels
 
 
 # -- how to look ----------------------------------------------------------------------------------

@@ -4,12 +4,14 @@ The times are the least of several, because whatever else the machine does only 
 """
 
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from tutorial_engine.cache.rows import StaticKVCache
 from tutorial_engine.engine.generate import stream
@@ -86,21 +88,40 @@ def best_seconds(ways: Sequence[Callable[[], object]], repeat: int = 9) -> list[
     return best
 
 
-class _Counter(TorchDispatchMode):
+NO_KERNEL = ("aten.empty", "aten.new_empty", "aten.detach")
+
+
+class Operations(TorchDispatchMode):
+    """Inside, operations of PyTorch are counted, and by name in `kernels` those that compute.
+
+    A view of a tensor and memory that nobody fills need no kernel.
+    """
+
     def __init__(self) -> None:
         super().__init__()
         self.count = 0
+        self.kernels: Counter[str] = Counter()
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
         self.count += 1
-        return func(*args, **(kwargs or {}))
+        made = func(*args, **(kwargs or {}))
+        is_view = _memory_of(made) <= _memory_of((args, kwargs)) and not func._schema.is_mutable
+        if not is_view and not str(func).startswith(NO_KERNEL):
+            self.kernels[func._schema.name.rpartition("::")[2].strip("_")] += 1
+        return made
+
+
+def _memory_of(values: object) -> set[int]:
+    """Which memories the tensors among these values lie in."""
+    tensors = (one for one in tree_leaves(values) if isinstance(one, Tensor))
+    return {one.untyped_storage()._cdata for one in tensors}
 
 
 def count_operations(run: Callable[[], object]) -> int:
     """How many operations PyTorch starts while the function runs."""
-    with _Counter() as counter:
+    with Operations() as counter:
         run()
     return counter.count
 

@@ -72,11 +72,11 @@ BLOCK_SLIPS: Slips = {
     total * correction + → total +
     out * correction + → out +
         when a larger score comes, what was summed up before must be corrected: both sums are
-        multiplied by exp(old largest − new largest)
+        multiplied by exp(old m − new m)
     total * correction + → total +
-        the sum of the weights must be corrected too, by exp(old largest − new largest)
+        the sum of the weights must be corrected too, by exp(old m − new m)
     out * correction + → out +
-        the sum of weight · value must be corrected too, by exp(old largest − new largest)
+        the sum of weight · value must be corrected too, by exp(old m − new m)
     largest = new_largest → largest, out = new_largest, out / total
     return out / total → return out
         acc is divided by l in each turn of the loop; divide once, after the last block
@@ -106,7 +106,7 @@ BLOCK_SLIPS: Slips = {
         right(q, k, v, t, n // BLOCK_SIZE * BLOCK_SIZE)
     ),
     "a score is divided by √D, not by D": lambda q, *case: right(q / math.sqrt(len(q)), *case),
-    "the table may have a block that is not needed yet: stop after kv_len tokens": (
+    "stop after kv_len tokens: the last block may be open, or not needed yet": (
         lambda q, k, v, t, n: right(q, k, v, t, len(t) * BLOCK_SIZE)
     ),
     "each block has a softmax of its own, and these are averaged; the weights of all blocks "

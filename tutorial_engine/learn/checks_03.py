@@ -212,14 +212,14 @@ def check_metrics(function: Callable[[float, Sequence[float]], object]) -> Verdi
     def otherwise(got: Sequence[float], want: Sequence[float], *_: object) -> str:
         if not alike(got[0], want[0], 1e-6):
             return f"TTFT is the time from the arrival to the first token: {want[0]:.3f} s"
-        return f"TPOT is the mean time from one token to the next: {want[1]:.4f} s"
+        return f"TPOT is the mean time from one token to the next: {want[1]:.4f} s, not rounded"
 
     return judge(
         *("ttft_and_tpot", function, right_metrics, TIMES, METRIC_SLIPS),
         "ttft_and_tpot: .262 s, then .064 s a token",
         tolerance=1e-6,  # a float32 is as good
         read=read,
-        where=lambda got, arrival, times: f"{len(times)} tokens, arrival {arrival}",
+        where=lambda got, arrival, times: f"{len(times)} tokens, arrival {arrival}: got {got}",
         otherwise=otherwise,
     )
 

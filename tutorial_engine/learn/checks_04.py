@@ -187,6 +187,10 @@ ALLOCATE_SLIPS: Slips = {
         that is the first slot of the block; add the offset pos % block_size
     * block_size + pos % block_size → + pos % block_size
         block b begins at slot b · block_size
+    pos // block_size == len(block_table) → pos % block_size == 0
+    block_table[pos // block_size] → block_table[-1]
+        two slips: a block may begin here and be in the table already, and position 8 need not lie
+        in the last block; the logical block is pos // block_size
     block_table[pos // block_size] → block_table[-1]
         position 8 lies in logical block pos // block_size; that need not be the last one
     """,

@@ -21,7 +21,7 @@ def others_beside_vllm(model: Qwen3ForCausalLM, tokenizer: Tokenizer, lesson: in
         static = server.decide(runs, StaticBatching)
         own["plan_step"] = waiting_first
         waiting = server.decide(runs, name="this rule")
-        first = f"The first other step of the first rule: {waiting[-1].first_difference}"
+        first = f"The first step that differs when they go first: {waiting[-1].first_difference}"
         return _told({"those who wait go first": waiting, "static batching": static}) + "\n" + first
     if lesson == 4:
         twice = [{**run, "num_blocks": 2 * run["num_blocks"]} for run in runs]

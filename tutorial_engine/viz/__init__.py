@@ -24,7 +24,9 @@ __getattr__, __all__ = hands_out(
         "calculator": "MemoryCalculator",
         "cell_explorer": "CellExplorer",
         "dial_explorer": "DialExplorer",
-        "gpu_plots": "end_to_end_picture, gpu_memory_picture, gpu_timeline, serving_picture",
+        "gpu_plots": (
+            "end_to_end_picture, gpu_memory_picture, gpu_timeline, padding_picture, serving_picture"
+        ),
         "induction_view": "two_steps_picture",
         "kv_edit_view": "matters_picture, readers_picture, strips_picture, transplant_picture",
         "layout_plots": "layouts_picture",

@@ -5,7 +5,9 @@ so none is drawn.
 """
 
 from collections.abc import Mapping, Sequence
+from itertools import groupby
 
+from tutorial_engine.engine.replay import Size
 from tutorial_engine.lab.on_gpu import SERVED, GpuServing, GpuStep
 from tutorial_engine.viz.parts import BOLD, CENTRE, DEAF, KEY, RIGHT, Sheet, Style
 from tutorial_engine.viz.picture import Picture
@@ -56,7 +58,7 @@ def _step(scene: Sheet, step: GpuStep, top: float, scale: float, busy: float) ->
         scene.rect(f"{name}.launch", (LEFT, y, 6, LANE), BLUE, "one launch", stroke=INK)
         scene.note(f"{name}.free", LEFT + 14, y + 20, "one launch; then the CPU is free", 12)
         scene.rect(f"{name}.work", (LEFT, low, wide, LANE), GREEN, "the recorded step", stroke=INK)
-        words = f"{_ms(step.seconds)} without a pause; dashed: the {_ms(busy)} of work above"
+        words = f"{_ms(step.seconds)}, no wait for Python; dashed: the {_ms(busy)} of work above"
         mark = LEFT + busy * scale
         style: Style = {"stroke": INK, "stroke_width": 1.6, "stroke_dasharray": "3 2"}
         scene.add(f"{name}.busy", "path", d=f"M{mark:.1f} {low}v{LANE}", **style, **DEAF)
@@ -102,7 +104,7 @@ def _axis(scene: Sheet, y: float, longest: float, scale: float, floor: float | N
         x = LEFT + floor * scale
         style: Style = {"stroke": RED, "stroke_width": 2, "stroke_dasharray": "5 3"}
         scene.add("floor", "path", d=f"M{x:.1f} {y - 24 - LANE}V{y + 26}", **style, **DEAF)
-        words = f"{_ms(floor)}: all weights read once at the memory's full speed"
+        words = f"{_ms(floor)}: all weights read once"
         scene.text("floor.words", x + 4, y + 40, words, 12, fill=RED)
 
 
@@ -132,6 +134,40 @@ def _near(scene: Sheet, launches: int, seconds: float, busy: float, top: float) 
     )
     words = f"kernel: {_us(work)}"
     scene.note("near.kernel.words", LEFT + one * scale - 6, low + 20, words, 12, fill=INK, **RIGHT)
+
+
+def padding_picture(*steps: Sequence[int]) -> Picture:
+    """The slots that recorded steps copy, all on one scale: a row for each of some contexts.
+
+    Contexts of one length that stand side by side are drawn as one.
+    """
+    sizes = [Size.of(len(lens), max(lens)) for lens in steps]
+    scale, row = 760 / max(size.longest for size in sizes), 2.2
+    scene = Sheet(1000, 60 + sum(size.num_seqs * row + 36 for size in sizes))
+    scene.heading("What a recorded step copies", "a line is a row of slots")
+    marks = {
+        "needed": lambda name, box: scene.rect(name, box, GREEN, stroke=INK),
+        "copied as well": lambda name, box: scene.rect(name, box, HATCHED, stroke=RULE),
+    }
+    scene.legend(10, 44, marks)
+    y, told = 82.0, []
+    for number, (lens, size) in enumerate(zip(steps, sizes, strict=True)):
+        words = f"longest context {max(lens)}: {size.num_seqs} rows of {size.longest:,} slots"
+        scene.text(f"{number}.size", 10, y - 6, words, 12.5, **BOLD)
+        box = (10, y, size.longest * scale, size.num_seqs * row)
+        scene.rect(f"{number}.copied", box, HATCHED, stroke=INK)
+        at = y
+        for i, (length, same) in enumerate(groupby(lens)):
+            high = len([*same]) * row
+            scene.rect(f"{number}.needed.{i}", (10, at, length * scale, high), GREEN, **DEAF)
+            at += high
+        y += size.num_seqs * row + 36
+        part = sum(lens) / size.num_slots
+        told.append(
+            f"longest context {max(lens)}: {sum(lens):,} of {size.num_slots:,} copied slots are "
+            f"needed, {part:.0%}"
+        )
+    return scene.picture("; ".join(told).capitalize() + ".", zoom=1.0)
 
 
 def serving_picture(launches: Mapping[str, int], speeds: Sequence[GpuServing]) -> Picture:
@@ -281,5 +317,5 @@ def _caption(steps: Sequence[GpuStep], floor: float | None) -> str:
         told += f"; “{step.what}” takes {_ms(step.seconds)}"
         told += f", {first.seconds / step.seconds:.1f} times less"
     if floor is not None:
-        told += f"; nothing can be faster than {_ms(floor)}"
+        told += f"; reading all weights takes {_ms(floor)}"
     return told + "."

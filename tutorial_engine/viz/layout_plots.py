@@ -71,7 +71,7 @@ def layouts_picture(
     defined = "a piece is memory without a gap"
     if shape[3] > 1 == shape[4]:
         defined += "; a white line parts two heads"
-    scene.heading(f"The same {total} places in {counted(len(layouts), 'order')}", defined)
+    scene.heading(f"The same {total} numbers in {counted(len(layouts), 'order')}", defined)
     marks = {f"layer {i}": scene.sample("solid", LAYERS[i], rx=0) for i in range(shape[0])}
     if n < shape[2]:
         marks["free"] = scene.sample("free", LAYERS[0], rx=0)

@@ -1,7 +1,7 @@
 # %% [markdown]
 # # A2 · On a GPU
 #
-# This appendix comes after notebook 04, and takes about half an hour. **You do not need a GPU.** The times in it were
+# This appendix comes after notebook 04, and takes about one hour. **You do not need a GPU.** The times in it were
 # measured on one H100, a large GPU for servers. What our engine does today has not run on a GPU yet. So there are three
 # names, in the pictures as well:
 #
@@ -40,7 +40,8 @@ model = load_model()
 
 # %% [markdown]
 # **Bandwidth** is the number of bytes that a memory moves in a second. In notebook 02 it limited a decode step: each step
-# reads all weights once. The memory of an H100 moves 2.95 TB a second. How long does it take to read the weights of a model
+# reads all weights once. The memory of an H100 moved 2.95 TB a second when we measured it with a large copy. (Its data sheet
+# says 3.35.) How long does it take to read the weights of a model
 # in the shape of Qwen3-0.6B, in bf16?
 
 # %%
@@ -53,7 +54,7 @@ floor = weight_bytes(shape, itemsize=2) / BANDWIDTH
 print(f"{BANDWIDTH / 1e12} TB a second: {1000 * floor:.1f} ms for all weights")
 
 # %% [markdown]
-# A decode step cannot be faster than this. But the earlier engine took 14.0 ms, for a single request.
+# So a decode step takes at least about this long. But the earlier engine took 14.0 ms, for a single request.
 
 # %%
 predictions.ask(
@@ -81,7 +82,7 @@ gpu_timeline(ONE_BY_ONE)
 #
 # The picture is drawn from three measured numbers: 14.0 ms, 741 launches, 2.3 ms of work. Single launches were not
 # recorded, so all of them are equally long here. The picture shows *that* the GPU is idle. It does not prove that the
-# launches are the reason. Two more measurements test this.
+# launches are the reason. Three more measurements test this.
 
 # %%
 predictions.ask(
@@ -110,7 +111,7 @@ if predictions.reveal("longer", min(options, key=lambda name: abs(options[name] 
 # test: nearly the same kernels, without the launches.
 
 # %% [markdown]
-# To ask costs time on a CPU, too. How long does `x + x` take on your CPU?
+# Each call of PyTorch costs time, even without a GPU. How long does `x + x` take on your CPU?
 
 # %% tags=["nbval-ignore-output"]
 from timeit import repeat
@@ -131,7 +132,7 @@ print(f"The H100's memory would read and write these in {1e6 * 2 * x.nbytes / BA
 # **Say it in two sentences:** why was the step slow?
 #
 # <details><summary>Compare</summary>The CPU launches hundreds of small kernels, one after the other, and each launch takes
-# longer than its kernel. So the GPU is idle most of the time, and the step takes as long as all the launches.</details>
+# longer than its kernel. So the GPU is idle most of the time, and the step takes as long as the CPU needs to launch everything.</details>
 
 # %% [markdown]
 # **Where do so many launches come from?** You can count them without a GPU. PyTorch has a device with the name `meta`: its
@@ -139,14 +140,18 @@ print(f"The H100's memory would read and write these in {1e6 * 2 * x.nbytes / BA
 # compute something.
 
 # %%
-from tutorial_engine.lab import count_launches
+from tutorial_engine.lab import count_launches, launches_of_layer
 
-alone = count_launches(1, one_call=False)
-print(f"{alone} launches for one request, in 28 layers: about {alone / 28:.0f} a layer")
+alone, layer = count_launches(1, one_call=False), launches_of_layer(1, one_call=False)
+print(f"{alone} launches for one request. Each of the 28 layers has {layer.total()}:")
+print(", ".join(f"{count} {name}" for name, count in layer.most_common()))
 
 # %% [markdown]
-# The 741 of the picture were seen on the GPU, with the earlier engine. These 763 are counted in today's code, which has
-# changed.
+# Only four of a layer's launches are matrix products (`linear`). RoPE takes 12 for q and k: 4 `mul`, 4 `addcmul`, 2 `cat` and 2
+# `to`. `index_copy` writes the new key and value to their slot, and `index_select` gathers all keys and values.
+#
+# The 741 of the picture were seen on the GPU, with the earlier engine. These 821 are counted in today's code, which has
+# changed, with a context whose slots are not neighbours.
 #
 # The number does not depend on the model's width or on the length of the context. A wider model has longer kernels, but not
 # more of them. So a GPU is idle most when the model is small.
@@ -204,20 +209,20 @@ from tutorial_engine.engine.replay import CudaGraphs
 show_source(CudaGraphs.__call__)
 
 # %% [markdown]
-# A recording knows *places* in the GPU's memory. It does not know Python's tensors. This gives four rules:
+# A recording knows *places* in the GPU's memory, not Python's tensors. So:
 #
-# 1. **The same places.** Ids, positions and slots lie in fixed tensors, which are filled before each replay. What a recording
-#    reads must live as long as the recording.
+# 1. **The same places.** Ids, positions and slots lie in fixed tensors, which are filled before each replay. They must live as
+#    long as the recording.
 # 2. **The same shapes.** A recording of 4 rows always runs 4 rows. If there are fewer sequences, rows are added that nobody
-#    needs. This is **padding**.
-# 3. **No decisions.** No Python runs in a replay. So no `.item()` and no `if` in the recorded part may look at a number.
+#    needs. This is **padding**. Here they repeat one sequence: they write the same numbers into the same slot.
+# 3. **No decisions.** Python does not run in a replay. So no `.item()` and no `if` may look at a number.
 # 4. **The result is overwritten.** `play` returns the same tensor `out` each time. Copy what you need longer.
 
 # %% [markdown]
 # ### Exercise 1: which size, and what does padding cost? (5 minutes)
 #
 # Our engine has a recording for each number of sequences and each longest context. Both are rounded up to a power of two
-# (1, 2, 4, 8 ...), and the context is 64 at least. A step reads `rows * longest` slots, needed or not. `lens` are the
+# (1, 2, 4, 8 ...), and the context is 64 at least. A step copies `rows * longest` slots, needed or not. `lens` are the
 # context lengths of a step's sequences. Return the rows, the longest context, and the part of all slots that nobody needs.
 #
 # <details><summary>Hint</summary>Double a number, from 1 on, until it is not below n. (Or look at
@@ -241,7 +246,7 @@ from tutorial_engine.learn import check_size
 check_size(size)
 
 # %% [markdown]
-# Padding costs no launch. But a recording copies keys and values of all its `rows * longest` slots before attention.
+# Padding adds no launches, but it adds bytes: a recording copies keys and values of all its `rows * longest` slots before attention.
 
 # %%
 predictions.ask(
@@ -250,25 +255,26 @@ predictions.ask(
     ["one slot more", "512 slots more", "twice as many slots"],
 )
 
-# %%
+# %% tags=["figure-padding"]
 from tutorial_engine.cache import KVCacheSpec
 from tutorial_engine.engine.replay import Size
+from tutorial_engine.viz import padding_picture
 
 before, after = (Size.of(64, longest).num_slots for longest in (512, 513))
 more = {1: "one slot more", 512: "512 slots more", before: "twice as many slots"}
-if predictions.reveal("past", more[after - before]):
-    per_slot = KVCacheSpec.from_model(shape, torch.bfloat16).bytes_per_token
+per_slot = KVCacheSpec.from_model(shape, torch.bfloat16).bytes_per_token
+if chosen := predictions.reveal("past", more[after - before]):
     for longest, copied in ((512, before), (513, after)):
-        written, needed = copied * per_slot, 63 * 200 + longest
-        print(f"{longest}: {needed:,} slots are needed, {copied:,} are copied", end=": ")
-        print(f"{written / 1e9:.1f} GB to write, {1000 * written / BANDWIDTH:.1f} ms")
+        written = copied * per_slot
+        print(f"{longest}: {written / 1e9:.1f} GB to write, {1000 * written / BANDWIDTH:.1f} ms")
+padding_picture([200] * 63 + [512], [200] * 63 + [513]) if chosen else None
 
 # %% [markdown]
 # Each of the 64 rows grows with the longest context. So one token more makes the whole copy twice as large. These times are
 # computed from the bandwidth. They were not measured. A request that runs alone copies a 64th of this.
 #
 # With more sizes there is less padding, but there are more recordings to make and to keep. A step of more than
-# 2^17 = 131,072 slots is not recorded: the GPU has work enough then, and the recording would need much memory.
+# 2^17 = 131,072 slots is not recorded: its copy would need too much memory and time. Then the CPU launches every kernel again.
 
 # %%
 from tutorial_engine.learn import box
@@ -305,7 +311,8 @@ if predictions.reveal("prefill", max(per_launch, key=per_launch.get)):
 
 # %% [markdown]
 # The prompt has as many kernels as one token. They have more work, so they are longer, and the GPU is idle for a smaller part
-# of the step. (It is not 2,000 times as much, because the logits are computed for the last token only.) And prompts seldom
+# of the step. (It is not 2,000 times as much, because the logits are computed for the last token only. Attention over the earlier tokens
+# brings it back up a little.) And prompts seldom
 # have the same length twice. So our engine records decode steps only.
 
 # %% [markdown]
@@ -432,8 +439,8 @@ if predictions.reveal("calls", min(options, key=lambda name: abs(options[name] -
 #   of all tokens.
 # - The other one has the slots of all sequences. With it one copy gathers all keys, and one copy gathers all values.
 #
-# (In a recording this list has a fixed length, `rows * longest`. All of it is copied. Attention reads only what `cu_seqlens`
-# names.)
+# (In a recording this list has a fixed length, `rows * longest`. All of it is copied. Attention ignores the copied slots after
+# the last number of `cu_seqlens`.)
 
 # %% tags=["figure-end-to-end"]
 from tutorial_engine.viz import end_to_end_picture
@@ -482,17 +489,17 @@ serving_picture(
 )
 
 # %% [markdown]
-# 764 is one more than the 763 of a single request: a launch joins the lists of slots, once a step.
+# 822 is one more than the 821 of a single request: a launch joins the lists of slots, once a step.
 #
-# On pages, the prototype with one call for all got 2,027 in its second run. The earlier engine, with a call for each
+# On pages, the prototype with one call for all got 1,329 to 2,027 in its second run. The earlier engine, with a call for each
 # request, got 310. The two differ in other things as well, so not all of this comes from attention.
 
 # %% [markdown]
 # The first run is slower: libraries prepare a kernel when they first see a shape. With a call for each request, each length is
 # a new shape.
 #
-# Replay makes one request 5.6 times as fast. 64 requests become only a quarter faster (2,027 to 2,508). We did not measure
-# the reason.
+# Replay makes one request 5.6 times as fast. 64 requests gain less: 2,508 against 1,329 to 2,027 without replay, so 1.2 to
+# 1.9 times as many. We did not measure the reason.
 # Padding may be a part of it: some of these contexts pass 512 tokens. (Nor do we know why transformers' continuous batching
 # is slower than its padding here.)
 
@@ -531,20 +538,24 @@ if predictions.reveal("batch", min(options, key=lambda name: abs(options[name] -
     rows = {"weights": (one - kv, one - kv), "keys and values": (kv, 64 * kv)}
     rows["both: what a step reads"] = one, many
     rows["both, K and V copied before"] = one + 2 * kv, many + 2 * 64 * kv
-    print(f"{'':30}{'1 request':>12}{'64 requests':>14}")
+    rows["the same, padded to 1,024 slots"] = (
+        reads + 2 * n * 1024 * per_slot for n, reads in ((1, one), (64, many))
+    )
+    print(f"{'':32}{'1 request':>12}{'64 requests':>14}{'at full bandwidth':>20}")
     for what, (of_one, of_all) in rows.items():
-        print(f"{what:30}{of_one / 1e9:9.2f} GB{of_all / 1e9:11.2f} GB")
-    ms = 64 / SERVING[-2].second * 1000
-    print(f"{SERVING[-2].second:,} tokens a second: 64 get one token each in {ms:.0f} ms")
+        ms = 1000 * of_all / BANDWIDTH
+        print(f"{what:32}{of_one / 1e9:9.2f} GB{of_all / 1e9:11.2f} GB{ms:17.1f} ms")
+    second = SERVING[-2].second
+    print(f"measured: {second:,} tokens/s, so 64 tokens in {64000 / second:.0f} ms on average")
 
 # %% [markdown]
 # 64 requests read about twice as much as one, because the weights are read once for all. And each of the more than 700
-# kernels runs once for all. So a step of 64 requests is not 64 times as long. This step alone was
-# not measured. With prompts and scheduling, 64 requests get one token each in 26 ms on average: it takes at most that long.
+# kernels runs once for all. So a step of 64 requests is not 64 times as long.
 
 # %% [markdown]
-# Our engine copies keys and values: it reads them, writes the copy, and then attention reads the copy. This is the last row
-# of the table. So its step of 64 requests moves more than four times the bytes of one, and padding comes on top.
+# Our engine copies keys and values: it reads them, writes the copy, and then attention reads the copy. This is the fourth row
+# of the table. With padding it is the last one. Even that takes only 6 ms. In the measured run 64 requests got one token each in
+# 26 ms on average. This includes prompts, scheduling and sampling. A step alone was not measured.
 #
 # A kernel can also read them **in place**: it gets the block table, and looks up each slot by itself. Then nothing is
 # copied. The prototype did this for rows.
@@ -586,10 +597,11 @@ box("fused")
 # - `engine.warm_up()` records all sizes at once.
 # - If a recording fails, `EngineConfig(cuda_graphs=False)` turns recordings off, as `enforce_eager=True` does in vLLM.
 #
-# `make bench DEVICE=cuda` measures your card. `python -m tutorial_engine.lab.doctor` says which parts it can use, and why not.
+# `make bench DEVICE=cuda SHAPE=qwen3-0.6b DTYPE=bfloat16` measures your card. `python -m tutorial_engine.lab.doctor` says which parts it can use, and why not.
 
 # %% [markdown]
-# The next cell measures a step of our small model on your GPU, first without recordings, then with them.
+# The next cell measures a step of our small model on your GPU, first without recordings, then with them. Replayed, a few
+# launches are left: the logits and the choice of the token are outside the recording.
 
 # %% tags=["nbval-ignore-output"]
 from tutorial_engine.engine import EngineConfig, LLMEngine
