@@ -31,8 +31,8 @@ def overlap_picture(plan: int, forward: int, steps: int) -> Picture:
         for line, (who, what, long) in enumerate((("CPU", "plan", plan), ("GPU", "step", forward))):
             y = top + PITCH * line
             sheet.note(f"{case}.{who}", LEFT - 8, y + 17, who, 12, **RIGHT)
-            for i, at in enumerate(run):
-                box = (LEFT + at[line] * wide, y, long * wide, TALL)
+            for i, both in enumerate(run):
+                box = (LEFT + both[line] * wide, y, long * wide, TALL)
                 sheet.cell(f"{what}.{ahead}.{i}", box, "cached", look(line))
                 sheet.inside(f"{what}.{ahead}.{i}.word", box, f"{what} {i}", 11)
         for (_, gpu), (at, _) in zip(run, run[1 + ahead :], strict=False):

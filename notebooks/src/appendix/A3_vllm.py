@@ -175,8 +175,7 @@ if predictions.reveal("same", f"in all {same}"):
 #
 # To *preempt* a request means: its blocks are taken away, and it waits. A *hit* is a block that a request finds in the pool.
 # The request does not run its tokens again. Each full block has a *hash*: a short number, made of its tokens and of all
-# tokens before them. A block is found by its hash. (vLLM's hash also depends on what else changes K and V: an image, or
-# a LoRA, which is a small change of the weights. A *salt*, a secret that keeps users apart, can be in it, too.)
+# tokens before them. A block is found by its hash.
 #
 # Why does `r2` leave its place after step 12, and why does it wait so long? Here is vLLM's pool at the end of step 12. In
 # step 13 each of the three requests has one token to run.
@@ -255,12 +254,12 @@ predictions.ask(
 # ### Exercise 1: is your `free` vLLM's rule? (10 minutes)
 #
 # In exercise 2 of notebook 05 you wrote as `free` how one request gives its blocks back. Is this vLLM's rule? Write it
-# for several requests that end in one step. The check asks for two queues that were recorded in vLLM: the one after
-# step 23 of this run, and one of another run, in which three requests share blocks and end in the same step.
+# for several requests that end in one step. The check also asks for two queues that were recorded in vLLM. In one of
+# these steps the requests share blocks.
 #
-# `queue` has the blocks that are free already; the first one is taken next. `tables` has the block tables of the requests
-# that end, in the order in which they end. Several of them may have the same block, but no other request has it. `named`
-# has all blocks with a hash. Return the new queue.
+# `queue` has the blocks that are free already; the first one is taken next. `tables` has the block tables of the requests,
+# in the order in which they end. Several of them may have the same block, but no other request has it. `named` has all
+# blocks with a hash. Return the new queue.
 #
 # <details><summary>Hint</summary>Take one table after the other. A block that a later table has is not free yet. Do with
 # the others what <code>free</code> does: which go to the front, which to the end, and in which order?</details>
@@ -470,6 +469,8 @@ overlap_picture(plan=3, forward=7, steps=4)
 #   use 5. Our `LLM` counts in the same way.
 
 # %% [markdown]
+# - **Hashes.** vLLM's hash also depends on what else changes K and V: an image, or a LoRA (a small change of the
+#   weights). A request may have a *salt* of its own, a secret that keeps users apart. Ours has one for the whole pool.
 # - **Watermark.** This is a part of the blocks that stays free when requests are admitted. vLLM's default is none, as here.
 # - **Connectors** (parts that bring keys and values from another machine). We have none.
 # - **Speculative tokens.** A small model guesses several tokens, and the large one checks them in one forward. We have none.
