@@ -294,7 +294,8 @@ block_view(theirs, 24) if chosen else None
 # %% [markdown]
 # So your rule of notebook 05 is vLLM's. Blocks without a hash go to the front, because no request can find them. Blocks with
 # a hash go to the end, so that they can be found for as long as possible. In both parts the last block of a table is used
-# again before its first: a search starts at the first block, so more requests can use it. In the picture the first blocks of `r0` and `r1` are pale, and can still be found.
+# again before its first: a search starts at the first block, so more requests can use it. In the picture the first
+# blocks of `r0` and `r1` are pale, and can still be found.
 
 # %% [markdown]
 # ## 4 · Predict the hits of a burst
@@ -323,7 +324,8 @@ predictions.ask(
 # ### Exercise 2: how many tokens does each request find? (10 minutes)
 #
 # All requests come at once and in this order, and pool and budget are large enough. A prompt finds the longest beginning
-# that it shares with any earlier prompt, also with one of the same step. Only full blocks can be found, and at least one token must be left to run.
+# that it shares with any earlier prompt, also with one of the same step. Only full blocks can be found, and at least one
+# token must be left to run.
 #
 # <details><summary>Hint</summary>For each prompt, go through all earlier prompts. At which ends of a block are both equal
 # from their first token on? Which block may not be found, because one token must still run?</details>
@@ -449,6 +451,8 @@ Places()
 #
 # - **Greedy.** Without a `temperature` this engine takes the likeliest token. vLLM's `SamplingParams` have 1.0. Without
 #   any `SamplingParams` vLLM takes what the model's file `generation_config.json` says.
+# - **Hashes.** vLLM's hash also depends on what else changes K and V: an image, or a LoRA (a small change of the
+#   weights). A request may have a *salt* of its own, a secret that keeps users apart. Ours has one for the whole pool.
 
 # %% [markdown]
 # - **Asynchronous scheduling.** On a GPU vLLM by default plans the next step before the last one has its tokens. So the GPU
@@ -469,8 +473,6 @@ overlap_picture(plan=3, forward=7, steps=4)
 #   use 5. Our `LLM` counts in the same way.
 
 # %% [markdown]
-# - **Hashes.** vLLM's hash also depends on what else changes K and V: an image, or a LoRA (a small change of the
-#   weights). A request may have a *salt* of its own, a secret that keeps users apart. Ours has one for the whole pool.
 # - **Watermark.** This is a part of the blocks that stays free when requests are admitted. vLLM's default is none, as here.
 # - **Connectors** (parts that bring keys and values from another machine). We have none.
 # - **Speculative tokens.** A small model guesses several tokens, and the large one checks them in one forward. We have none.
