@@ -31,7 +31,7 @@ PROMISED = {  # player: what its captions say
     "softmax": ["multiplied by", "✔"],
     "scheduler": ["nobody joins before A is done", "A stalls", *(f", {one}:" for one in CLASSES)],
     "sharing": ["stored once for A and B"],
-    "preemption": ["C waits since step", "B waits since step"],
+    "preemption": ["C waits without a block: in step", "B waits without a block: in step"],
     "cells": ["belong to both"],
 }
 

@@ -1506,9 +1506,9 @@ def free_order_of_the_pool(
     for number, block in enumerate(pool.blocks):
         block.hash = bytes([number]) if number in named else None
     pool.free_queue = OrderedDict.fromkeys(queue)
+    for block in chain(*tables):
+        pool.blocks[block].ref_cnt += 1
     for table in tables:
-        for block in table:
-            pool.blocks[block].ref_cnt = 1
         pool._give_back(table)
     return list(pool.free_queue)
 
@@ -1523,12 +1523,14 @@ def free_order_of_all_tables(
 def free_order_block_by_block(
     queue: Sequence[int], tables: Sequence[Sequence[int]], named: set[int]
 ) -> deque[int]:
-    order = deque(queue)
+    order, held = deque(queue), Counter(chain(*tables))
     for table in tables:
-        for block in table:
+        held.subtract(table)
+        gone = [block for block in table if not held[block]]
+        for block in gone:
             if block not in named:
                 order.appendleft(block)
-        order.extend(block for block in table[::-1] if block in named)
+        order.extend(block for block in gone[::-1] if block in named)
     return order
 
 
@@ -1582,6 +1584,16 @@ def hits_by_names(prompts: Sequence[Sequence[int]], block_size: int) -> list[int
         ends = range(block_size, len(prompt), block_size)
         found.append(max((end for end in ends if tuple(prompt[:end]) in known), default=0))
         known |= {tuple(prompt[:end]) for end in range(block_size, len(prompt) + 1, block_size)}
+    return found
+
+
+def hits_of_the_first_prompt(prompts: Sequence[Sequence[int]], block_size: int) -> list[int]:
+    """Wrong twice: looks only at the first prompt, and leaves no token to run."""
+    found = []
+    for number, prompt in enumerate(prompts):
+        ends = range(block_size, len(prompt) + 1, block_size)
+        same = (end for end in ends if number and prompt[:end] == prompts[0][:end])
+        found.append(max(same, default=0))
     return found
 
 
@@ -1764,7 +1776,11 @@ EXERCISES |= {
     ),
     "free_order": Exercise(
         check_free_order,
-        [free_order_of_the_pool, free_order_block_by_block],
+        [
+            free_order_of_the_pool,
+            free_order_block_by_block,
+            lambda *case: (block for block in free_order_of_the_pool(*case)),
+        ],
         FREE_ORDER_SLIPS,
         [
             (lambda queue, *_: queue, "expected [3, 4, 2, 0, 1]"),
@@ -1791,6 +1807,12 @@ EXERCISES |= {
             (lambda ps, size: [n // size for n in right_hits(ps, size)], "numbers of blocks"),
             (lambda prompts, size: [0, 96, 64, 96], "expected [0, 64, 32, 64]"),
             (hits_by_blocks, "blocks of 4, got [0, 0, 8]"),
+            (lambda *_: [32, 64, 32, 64], "prompt 0 (counted from 0) shares its first 32 tokens"),
+            (
+                lambda *_: [0, 32, 32, 64],
+                "prompt 1 (counted from 0) shares its first 64 tokens with an",
+            ),
+            (hits_of_the_first_prompt, "prompt 1 (counted from 0) has 8 tokens, and one at least"),
         ],
     ),
     "log": Exercise(

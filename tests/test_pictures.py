@@ -330,6 +330,8 @@ VIEWS: dict[str, Callable[[], View]] = {
     "leak": lambda: viz.leak_picture(leaked(learn.StaleBlocks)),
     "leak of nothing": lambda: viz.leak_picture(leaked(BlockManager, num_blocks=20)),
     "queue": lambda: viz.queue_picture(recorded_run("long_prompt"), [13, 19]),
+    "overlap": lambda: viz.overlap_picture(3, 7, 4),
+    "overlap, slow plans": lambda: viz.overlap_picture(9, 4, 3),
     "radix": lambda: viz.radix_tree([[*range(19), 30, 31], [*range(19), 32]], LETTERS, 4),
     "radix, two forks": lambda: viz.radix_tree(
         [[*range(19), 30, 31], [*range(19), 32], [*range(16), 31]], LETTERS, 4

@@ -1,14 +1,13 @@
 """The checks of the exercises beside vLLM: free blocks, what a burst finds, a line of its log."""
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from tutorial_engine.lab.vllm import recorded_run
 from tutorial_engine.learn.judge import Slips, judge, slips_of
 from tutorial_engine.learn.parts import listed, number, whole, whole_numbers
 from tutorial_engine.learn.verdict import Verdict
-from tutorial_engine.trace.events import Added, Admitted
-from tutorial_engine.trace.history import history
+from tutorial_engine.trace.events import Added, Admitted, FreeQueue
 
 FreeOrder = Callable[[Sequence[int], Sequence[Sequence[int]], set[int]], list[int]]
 Hits = Callable[[Sequence[Sequence[int]], int], list[int]]
@@ -20,10 +19,13 @@ def right_free_order(
     """The free blocks as they are taken, when these tables are given back one after the other."""
     front: list[int] = []
     end: list[int] = []
-    for table in tables:
-        nameless = [block for block in reversed(table) if block not in named]
+    for i, table in enumerate(tables):
+        later = {block for other in tables[i + 1 :] for block in other}
+        gone = [block for block in reversed(table) if block not in later]
+        nameless = [block for block in gone if block not in named]
+        others = [block for block in gone if block in named]
         front = nameless + front
-        end = end + [block for block in reversed(table) if block in named]
+        end = end + others
     return [*front, *queue, *end]
 
 
@@ -41,25 +43,33 @@ FREE_ORDER_SLIPS: Slips = slips_of(
         do not sort the queue: it stays between the blocks without a hash and those with one
     [*front, *queue, *end] → [*front, *end]
         the blocks that were free before stay in the queue
-    in reversed(table) if block in named → in table if block in named
-    in reversed(table) if block not in named → in table if block not in named
+    in reversed(table) → in table
         in both parts the tail of a table goes before its head
-    in reversed(table) if block in named → in table if block in named
+    end = end + others → end = end + others[::-1]
         the tail of a table goes before its head among the blocks with a hash, too
-    in reversed(table) if block not in named → in table if block not in named
+    front = nameless + front → front = nameless[::-1] + front
         the tail of a table goes before its head among the blocks without a hash, too
     front = nameless + front → front = front + nameless
         each table's blocks without a hash go before all others, those of earlier tables as well
-    for table in tables → for table in tables[::-1]
+    end = end + others → end = others + end
+        each table's blocks with a hash go behind all others, those of earlier tables as well
+    in enumerate(tables) → in enumerate(tables := tables[::-1])
         the tables are given back in this order: the first one's blocks are in the queue already
-    for table in tables → for table in tables[:1]
+    in enumerate(tables) → in enumerate(tables[:1])
         all tables are given back, not only the first one
+    for other in tables[i + 1 :] → for other in tables[:i]
+        a block of several tables is free when the last of them is given back, not the first one
+    for other in tables[i + 1 :] → for other in []
+        a block of several tables comes into the queue once: when the last one is given back
+    for other in tables[i + 1 :] → for other in [*tables[:i], *tables[i + 1 :]]
+        a block of several tables is free, too, when the last of them is given back
     [*front, *queue, *end] → [*queue, *front[::-1], *end]
         blocks without a hash go before the queue so far, and the tail of a table before its head
     """,
 )
 FREE_ORDER_CASES: tuple[tuple[list[int], list[list[int]], set[int]], ...] = (
-    ([2], [[0, 4], [1, 3]], {0, 1, 2}),  # vLLM's own run, at the end of step 23
+    ([2], [[0, 4], [1, 3]], {0, 1, 2}),  # recorded: small_pool, step 23
+    ([*range(6, 16)], [[0, 1, 2], [0, 1, 3], [0, 4, 5]], {0, 1, 4}),  # recorded: burst, step 11
     ([6, 1], [[2, 7, 4, 5], [3, 9, 0, 8]], {1, 2, 7, 3, 9}),
     ([], [[2, 4, 1]], {2}),
     ([5, 3], [[4, 1, 0], [2, 6]], {0, 1, 2, 3, 4, 6}),
@@ -88,24 +98,31 @@ def _wrong_order(
     return f"expected {want}: which block of a table is taken first, and whose table?"
 
 
-def _taken_there() -> str:
-    """ "" if r2 takes the block that the rule puts first, in vLLM's recorded run."""
-    found = list(history(recorded_run("small_pool")))[24].planned.requests["r2"].table
-    first = right_free_order(*FREE_ORDER_CASES[0])[0]
-    return "" if found[-1] == first else f"vLLM took block {found[-1]}, this rule gives {first}"
+def _queued_there() -> str:
+    """ "" if the rule gives vLLM's own queues in the two recorded steps."""
+    for (name, step), case in zip(
+        (("small_pool", 23), ("burst", 11)), FREE_ORDER_CASES, strict=False
+    ):
+        queues = (e for e in recorded_run(name).events if isinstance(e, FreeQueue))
+        there = next([*e.blocks] for e in queues if e.step == step)
+        if there != (mine := right_free_order(*case)):
+            return f"{name}, step {step}: vLLM's queue is {there}, this rule gives {mine}"
+    return ""
 
 
 def check_free_order(function: FreeOrder) -> Verdict:
     """Check a learner's free_order(queue, tables, named) → the free blocks as they are taken."""
     return judge(
         *("free_order", function, right_free_order, FREE_ORDER_CASES, FREE_ORDER_SLIPS),
-        "free_order: block 3 is taken in step 24, as in vLLM",
-        read=lambda answer: list(answer) if isinstance(answer, deque | tuple) else answer,
+        "free_order: as vLLM's queue after step 23 of this run, and after step 11 of a burst",
+        read=lambda answer: (
+            list(answer) if isinstance(answer, deque | tuple | Iterator) else answer
+        ),
         where=lambda got, queue, tables, named: (
             f"queue {queue}, tables {tables}, with a hash {sorted(named)}, got {got}"
         ),
         otherwise=_wrong_order,
-        then=_taken_there,
+        then=_queued_there,
     )
 
 
@@ -204,7 +221,7 @@ def check_hits(function: Hits) -> Verdict:
     )
 
 
-def _wrong_hits(got: object, want: list[int], prompts: Sequence[object], size: int) -> str:
+def _wrong_hits(got: object, want: list[int], prompts: Sequence[Sequence[int]], size: int) -> str:
     found = whole_numbers(got)
     if found is None or len(found) != len(want):
         return f"a list of {len(prompts)} numbers is wanted, one for each prompt"
@@ -212,7 +229,14 @@ def _wrong_hits(got: object, want: list[int], prompts: Sequence[object], size: i
         return "these are numbers of blocks: return the tokens in them"
     if any(n % size for n in found):
         return f"only full blocks can be found: each number is a multiple of {size}"
-    return f"expected {want}"
+    i = next(i for i, pair in enumerate(zip(found, want, strict=True)) if pair[0] != pair[1])
+    if found[i] < want[i]:
+        why = f"shares its first {want[i]} tokens with an earlier one"
+    elif found[i] >= len(prompts[i]):
+        why = f"has {len(prompts[i])} tokens, and one at least is left to run"
+    else:
+        why = f"shares its first {found[i]} tokens with no earlier one"
+    return f"expected {want}: prompt {i} (counted from 0) {why}"
 
 
 def right_log(

@@ -35,6 +35,7 @@ __getattr__, __all__ = hands_out(
         "model_plots": (
             "ablation_picture, block_picture, gqa_picture, qkv_picture, three_token_picture"
         ),
+        "overlap_view": "overlap_picture",
         "parallel_plots": "mlp_split, ranks_picture",
         "place_plots": "places, read_places",
         "queue_view": "queue_picture",

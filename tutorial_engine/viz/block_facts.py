@@ -335,7 +335,7 @@ class BlockRun:
             return f"with {now.held[name]} shared tokens"
         if request.status == "preempted":
             step, blocks, many = now.lost[name]
-            took = f"since step {step} took {blocks_said(blocks)}"
+            took = f"without a block: in step {step} it lost {blocks_said(blocks)}"
             kept = min(self._findable(now, request.token_ids), many)
             if kept:
                 return f"{took} (of {many} computed tokens {kept} can still be found)"

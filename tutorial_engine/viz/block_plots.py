@@ -126,7 +126,8 @@ class BlockView:
 
     def _choose_lines(self, here: Mapping[str, int], noted: set[str]) -> tuple[Lines, list[float]]:
         """The widest layout in which all tables are seen, and the height of each request."""
-        choices = self.layouts if self.run.block_size <= STRIPS[0] else (LINES[-1], STRIPS)
+        large = (LINES[-1], STRIPS) if self.run.labels else (STRIPS,)  # numbers say nothing
+        choices = self.layouts if self.run.block_size <= STRIPS[0] else large
         size = self.run.block_size
         for most, (chips, tall) in product((self.handy, self.tallest), choices):
             lines = Lines(size, min(chips, size) if self.apart else chips, tall)

@@ -61,8 +61,9 @@ for number, name in enumerate("ABC"):
     print(f"vLLM: {text!r}", "is the same" if text == list(texts.values())[number] else "differs")
 
 # %% [markdown]
-# If vLLM is installed here, the next cell gives it the program itself. Otherwise the cell does nothing. Five longer
-# programs are in the folder `examples`, with the output that vLLM gave.
+# If vLLM is installed here, the next cell gives it the program itself. Otherwise the cell does nothing. (On a GPU a vLLM
+# engine takes most of the memory. This cell makes one, and the last section a second one in the same process. Give both
+# `gpu_memory_utilization=0.4`.) Five longer programs are in the folder `examples`, with the output that vLLM gave.
 
 # %%
 import importlib.util
@@ -80,8 +81,8 @@ if importlib.util.find_spec("vllm"):
 #
 # **Objective:** read a run of vLLM in pictures that you know.
 #
-# In the next run three users sent their requests to vLLM at the same time. The memory was small: 5 blocks of 32
-# tokens. A step runs at most three requests, and at most 64 tokens. So in step 0 only 20 tokens are left for `r2`,
+# In the next run three users sent their requests to vLLM at the same time. Each asks for 24 new tokens. The memory was
+# small: 5 blocks of 32 tokens. A step runs at most three requests, and at most 64 tokens. So in step 0 only 20 tokens are left for `r2`,
 # whose prompt has 24. A request takes its second block in the step that runs its 33rd token. (vLLM counts its blocks from
 # 1. The trace counts them from 0, as this engine does.)
 
@@ -138,7 +139,8 @@ places(two, title) if predictions.reveal(
 
 # %% [markdown]
 # In step 9 `r1` takes block 3, in step 10 `r2` takes block 4, and in step 13 `r0` needs a block, too. None is free. From
-# then on one of the three places runs nothing, because there is no memory for `r2`. ("Wasted" is the word of notebook 03 for this.)
+# then on one of the three places runs nothing, because there is no memory for `r2`. ("Wasted" is the word of notebook 03
+# for this.) In step 24 `r2` comes back in place 1, because the picture gives it the place that was left last.
 #
 # A picture may hide a difference. `plans` reads from a trace what each step ran, and all block tables.
 
@@ -206,7 +208,7 @@ if predictions.reveal("block", f"block {step.planned.requests['r0'].table[-1]}")
 
 # %% [markdown]
 # No block is free. So the request that was admitted last is preempted: `r2` gives its blocks back, and waits at the
-# front of the queue. Its tokens are kept.
+# front of the queue. Its token ids are kept. What was in block 4 must be computed again.
 #
 # `r2` gave back two blocks. Block 2 was full, so it has a hash, and a later request can find it. Block 4 was not full, so no
 # request can find it. Such blocks are taken first: `r0` gets block 4, and block 2 can still be found.
@@ -227,13 +229,13 @@ block_view(theirs, 13) if chosen else None
 
 # %% [markdown]
 # The picture shows the end of step 13. Block 2 is pale: nobody has it, and its K and V are still there. Only full blocks
-# can be found, so `r2` finds these 32 tokens, and has to run the other 4. For them it needs a second block, and none is
-# free. So `r2` waits until step 24.
+# can be found, so `r2` finds these 32 tokens, and has to run the other 4. The only free block is block 2, which `r2`
+# would find. It needs one more, and there is no other. So `r2` waits until step 24.
 
 # %% [markdown]
 # In which order are free blocks taken? They stand in a queue, and the first one goes next. The picture has vLLM's queue
-# before and after a step in which requests ended. It was read in vLLM, after each step. The run is that of section 1. In
-# step 13 `L` ends, and in step 19 three requests end: first `A`, then `B`, then `C`.
+# before and after a step in which requests ended. We recorded vLLM's own queue after each step. The run is that of
+# section 1. In step 13 `L` ends, and in step 19 three requests end: first `A`, then `B`, then `C`.
 
 # %% tags=["figure-queue"]
 from tutorial_engine.viz import queue_picture
@@ -249,14 +251,18 @@ predictions.ask(
 )
 
 # %% [markdown]
-# ### Exercise 1: the order of the free blocks (10 minutes)
+# ### Exercise 1: is your `free` vLLM's rule? (10 minutes)
 #
-# Find vLLM's rule in the two steps above, and write it. `queue` has the blocks that are free already; the first one is taken
-# next. `tables` has the block tables of the requests that end, in the order in which they end. No other request has these blocks. `named` has all
-# blocks with a hash. Return the new queue. If one table has several blocks without a hash, its last one is taken first.
+# In exercise 2 of notebook 05 you wrote as `free` how one request gives its blocks back. Is this vLLM's rule? Write it
+# for several requests that end in one step. The check also asks for two queues that were recorded in vLLM. In one of
+# these steps the requests share blocks.
 #
-# <details><summary>Hint</summary>Which blocks of L came to the front of the queue, which to its end, and in which order?
-# Do this with one table after the other.</details>
+# `queue` has the blocks that are free already; the first one is taken next. `tables` has the block tables of the requests,
+# in the order in which they end. Several of them may have the same block, but no other request has it. `named` has all
+# blocks with a hash. Return the new queue.
+#
+# <details><summary>Hint</summary>Take one table after the other. A block that a later table has is not free yet. Do with
+# the others what <code>free</code> does: which go to the front, which to the end, and in which order?</details>
 
 
 # %% tags=["exercise"]
@@ -264,9 +270,11 @@ def free_order(queue, tables, named):
     """The list of all free blocks, in the order in which they are taken."""
     ### BEGIN SOLUTION
     queue = list(queue)
-    for table in tables:
-        nameless = [block for block in reversed(table) if block not in named]
-        queue = nameless + queue + [block for block in reversed(table) if block in named]
+    for number, table in enumerate(tables):
+        later = {block for other in tables[number + 1 :] for block in other}
+        gone = [block for block in reversed(table) if block not in later]
+        without = [block for block in gone if block not in named]
+        queue = without + queue + [block for block in gone if block in named]
     return queue
     ### END SOLUTION
 
@@ -284,9 +292,10 @@ if chosen := predictions.reveal("second", f"block {back.planned.requests['r2'].t
 block_view(theirs, 24) if chosen else None
 
 # %% [markdown]
-# Blocks without a hash go to the front, because no request can find them. Blocks with a hash go to the end, so that they
-# can be found for as long as possible. In both parts the last block of a table is used again before its first: more requests can use
-# the first. In the picture the first blocks of `r0` and `r1` are pale, and can still be found.
+# So your rule of notebook 05 is vLLM's. Blocks without a hash go to the front, because no request can find them. Blocks with
+# a hash go to the end, so that they can be found for as long as possible. In both parts the last block of a table is used
+# again before its first: a search starts at the first block, so more requests can use it. In the picture the first
+# blocks of `r0` and `r1` are pale, and can still be found.
 
 # %% [markdown]
 # ## 4 · Predict the hits of a burst
@@ -315,7 +324,8 @@ predictions.ask(
 # ### Exercise 2: how many tokens does each request find? (10 minutes)
 #
 # All requests come at once and in this order, and pool and budget are large enough. A prompt finds the longest beginning
-# that it shares with any earlier prompt. Only full blocks can be found, and at least one token must be left to run.
+# that it shares with any earlier prompt, also with one of the same step. Only full blocks can be found, and at least one
+# token must be left to run.
 #
 # <details><summary>Hint</summary>For each prompt, go through all earlier prompts. At which ends of a block are both equal
 # from their first token on? Which block may not be found, because one token must still run?</details>
@@ -361,11 +371,18 @@ if predictions.reveal("hits", ", ".join(str(found) for *_, found in admitted)):
 block_view(burst, 0, num_drawn=8)
 
 # %% [markdown]
+# In step 11 the first three requests end. This is the second queue that the check of exercise 1 asked for. Block 0 is in
+# all three tables, so it comes back with the last one. In step 12 `r3` finds blocks 0 and 1, and takes block 5.
+
+# %% tags=["figure-shared"]
+queue_picture(burst, [11])
+
+# %% [markdown]
 # ## 5 · Two numbers of vLLM's log
 #
 # **Objective:** find the arithmetic of notebook 04 in the log of a server.
 #
-# Section 2 of notebook 04 showed two numbers of vLLM's log: how many tokens its memory holds, and how many of the longest
+# Section 2 of notebook 04 showed two numbers of vLLM's log: how many tokens fit, and how many of the longest
 # requests can run at once. The next cell has the lines that vLLM 0.32.0 wrote with our small model, 1 GiB, blocks of 32, and
 # `max_model_len` of 300 and of 320. (On a GPU it begins with "GPU KV cache size".) It also prints the bytes of one token, as in notebook 02.
 
@@ -404,6 +421,10 @@ from tutorial_engine.learn import check_log
 check_log(log)
 
 # %% [markdown]
+# So the first number is what fits when every request has the greatest length. The pool has 524,288 slots in both lines.
+# With 300 tokens each request leaves 20 of its 320 slots empty, and 491,520 are left.
+
+# %% [markdown]
 # ## 6 · Where to read in vLLM
 #
 # **Objective:** open the function of vLLM that does what you know.
@@ -430,11 +451,20 @@ Places()
 #
 # - **Greedy.** Without a `temperature` this engine takes the likeliest token. vLLM's `SamplingParams` have 1.0. Without
 #   any `SamplingParams` vLLM takes what the model's file `generation_config.json` says.
+# - **Hashes.** vLLM's hash also depends on what else changes K and V: an image, or a LoRA (a small change of the
+#   weights). A request may have a *salt* of its own, a secret that keeps users apart. Ours has one for the whole pool.
 
 # %% [markdown]
 # - **Asynchronous scheduling.** On a GPU vLLM by default plans the next step before the last one has its tokens. So the GPU
 #   does not wait for Python. The tokens are the same, but the steps may differ: vLLM may plan one more step for a
 #   request that has already ended. Our engine plans one step after the other, so that you can look between the steps.
+#   The picture computes both for 3 ms and 7 ms, which are chosen and not measured. Below, plan 3 is ready before the
+#   tokens of step 2 are known. So a request whose end token comes in step 2 is still in plan 3.
+
+# %% tags=["figure-overlap"]
+from tutorial_engine.viz import overlap_picture
+
+overlap_picture(plan=3, forward=7, steps=4)
 
 # %% [markdown]
 # - **The null block.** vLLM never gives its block 0 to a request. A table may point to it where nothing is stored, for
@@ -460,7 +490,7 @@ Places()
 
 # %% [markdown]
 # With `tutorial_engine.lab.record` you can look into your own vLLM, in the pictures of these notebooks. It needs an
-# engine in the same process, without asynchronous scheduling, and a model whose layers all keep all tokens.
+# engine in the same process, without asynchronous scheduling, and a model without sliding windows or Mamba layers.
 
 # %%
 if importlib.util.find_spec("vllm"):
