@@ -359,7 +359,10 @@ users_at_once({"rows": few, "pages": many}) if chosen else None
 # Model, memory and texts are the same. But three times as many users are served at once, nobody waits, and the last
 # answer comes after a third of the steps. A row reserves 64 slots for a user. But a user runs at most 8 + 11 = 19 tokens, so
 # 5 blocks: 12 · 5 = 60 of the 64 blocks. If every user needed 64 slots, pages would gain nothing.
-# (In the picture colours repeat: read the letters.) On the virtual clock a step pays for each of its tokens, so the
+# (In the picture colours repeat: read the letters.)
+
+# %% [markdown]
+# On the virtual clock a step pays for each of its tokens, so the
 # gain in time is smaller: 342 ms against 582 ms. A decode step of a large model on a GPU mostly reads weights (notebook
 # 02), so there the gain is nearer to that in steps.
 

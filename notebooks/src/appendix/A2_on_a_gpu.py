@@ -439,7 +439,7 @@ if predictions.reveal("calls", min(options, key=lambda name: abs(options[name] -
 #   of all tokens.
 # - The other one has the slots of all sequences. With it one copy gathers all keys, and one copy gathers all values.
 #
-# (In a recording this list has a fixed length, `rows * longest`. All of it is copied. Attention ignores the copied slots after
+# (In a recording this list has a fixed length, `rows * longest`. Attention ignores what lies after
 # the last number of `cu_seqlens`.)
 
 # %% tags=["figure-end-to-end"]
