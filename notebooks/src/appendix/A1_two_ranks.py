@@ -150,8 +150,9 @@ ranks_picture(report) if answered else None
 # %% [markdown]
 # There are two all-reduces in each layer, one after attention and one after the MLP, however many tokens run.
 # What grows with the tokens is the size of the sum: the hidden state of every token. Is this much? The next cell
-# *computes* it for Qwen3-8B on two H100 GPUs; nothing is measured. `PEAK` and the speeds of the links are from data
-# sheets. `START`, the time that an all-reduce takes however small it is, is a guess: change it.
+# *computes* it for Qwen3-8B on two H100 GPUs; nobody ran it. `BANDWIDTH`, the speed of a GPU's memory, was measured.
+# `PEAK`, the speed of its arithmetic, and the speeds of the links NVLink and PCIe are from data sheets. `START`, the
+# time that the smallest all-reduce takes, is a guess: change it.
 
 # %%
 from tutorial_engine.lab import BANDWIDTH, forward_flops, weight_bytes
@@ -163,19 +164,23 @@ sizes = {"model_type": "qwen3", "hidden_size": 4096, "intermediate_size": 12288}
 sizes |= {"num_hidden_layers": 36, "num_attention_heads": 32, "tie_word_embeddings": False}
 whole = ModelConfig.from_dict(QWEN3_06B | sizes)  # the shape of Qwen3-8B
 half = shard_config(whole, 2)
-PEAK, START = 989e12, 10e-6  # bf16 operations a second; seconds
+PEAK, NVLINK, PCIE, START = 989e12, 450e9, 64e9, 10e-6  # operations, bytes a second; seconds
 num_sums, state = 2 * 36, 4096 * 2  # all-reduces; bytes of a token's hidden state
-print(f"A prompt of 8,000 tokens: {forward_flops(half, 8000) / PEAK * 1e3:.0f} ms of arithmetic,")
-for link, speed in {"NVLink": 450e9, "PCIe 5": 64e9}.items():
-    print(f"  then sums of {8000 * num_sums * state / 1e9:.1f} GB: ", end="")
-    print(f"{8000 * num_sums * state / speed * 1e3:.0f} ms over {link}, {speed / 1e9:.0f} GB/s")
-alone, each = (weight_bytes(c, itemsize=2) / BANDWIDTH * 1e3 for c in (whole, half))
-print(f"A decode step reads the weights in {alone:.1f} ms on one GPU, {each:.1f} ms on two.")
-print(f"  {num_sums} sums of {state:,} bytes: {num_sums * START * 1e3:.1f} ms, nearly all START")
+
+summed = 8000 * num_sums * state
+print(f"A prompt of 8,000 tokens: {1e3 * forward_flops(half, 8000) / PEAK:.0f} ms of arithmetic")
+print(f"  and {summed / 1e9:.1f} GB of sums on each GPU:", end=" ")
+print(f"{1e3 * summed / NVLINK:.0f} ms over NVLink, {1e3 * summed / PCIE:.0f} ms over PCIe 5.")
+alone, each = (1e3 * weight_bytes(c, itemsize=2) / BANDWIDTH for c in (whole, half))
+starts = 1e3 * num_sums * START  # 8,192 bytes take less than 1 µs more
+print(
+    f"A decode step: one GPU reads the weights in {alone:.1f} ms. Two read theirs in {each:.1f} ms"
+)
+print(f"  and do {num_sums} all-reduces in {starts:.1f} ms: together {each + starts:.1f} ms.")
 
 # %% [markdown]
-# So two GPUs save time in a decode step, as long as an all-reduce starts quickly. For a long prompt the link decides:
-# over PCIe the sums take as long as the arithmetic.
+# So two GPUs save time in a decode step, if an all-reduce starts quickly enough. For a long prompt the link decides:
+# over PCIe the sums take about as long as the arithmetic.
 
 # %% [markdown]
 # Here each rank runs its own scheduler and its own block manager. All of them decide the same, because they
