@@ -1730,7 +1730,7 @@ EXERCISES |= {
         RANK_SLIPS,
         [
             (lambda x, gate, up, down, *_: (x @ gate[:6].T) @ down[:6].T, "down[:, own]"),
-            (lambda x, *_: x, "not the products of its features"),
+            (lambda x, *_: x, "these are not the sums of its features' products"),
         ],
     ),
     "end_to_end": Exercise(

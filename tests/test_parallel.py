@@ -21,8 +21,9 @@ import torch
 from checkpoints import QWEN3_06B, fp32_tolerance, largest_difference, random_sequences, save_random
 from engines import VOCAB, random_model
 from tokenizers import Tokenizer
-from torch import Tensor
+from torch import Tensor, einsum
 from torch.nn import functional
+from torch.nn.functional import silu
 
 from tutorial_engine.cache.cells import CellKVCache
 from tutorial_engine.cache.config import KVCacheSpec
@@ -212,6 +213,8 @@ def test_two_ranks_give_the_logits_and_tokens_of_one(tmp_path: Path, shape: str)
     report, other = reports_of(job)
     assert report.ok and report.ranks_agree and report.logits_equal and report.tokens_equal
     assert report.max_difference > 0, "it was summed"
+    assert report.seconds_alone is not None and min(report.seconds, report.seconds_alone) > 0
+    assert other.seconds_alone is None
     assert other.logits_equal is None and other.token_ids == report.token_ids
     model = load_model(tmp_path, fast=False)
     layers, num_bytes = (
@@ -240,6 +243,18 @@ def rank_mlp(
     own = slice(rank * size, (rank + 1) * size)
     inner = (lambda g: silu_of(x @ g.T))(gate[own]) * (x @ up[own].T)
     return sign * functional.linear(inner, down[:, own])
+
+
+def gated_by_name(x: Tensor) -> Tensor:
+    return silu(x)
+
+
+def gated_by_module(x: Tensor) -> Tensor:
+    return functional.silu(x)  # an attribute that is called as a global is
+
+
+def gated_by_einsum(x: Tensor) -> Tensor:
+    return einsum("ij,ij->ij", x, torch.sigmoid(x))
 
 
 def whole_mlp(*case: Any) -> Tensor:
@@ -279,6 +294,15 @@ def test_a_function_that_was_sent_does_what_it_did() -> None:
     for function in (inside, len):
         with pytest.raises(ValueError, match="cannot be sent: define it as a function of its own"):
             send(function)
+
+
+@pytest.mark.parametrize("function", [gated_by_name, gated_by_module, gated_by_einsum])
+def test_what_is_imported_from_a_library_is_sent_by_name(function: Callable[..., Tensor]) -> None:
+    x, sent = torch.randn(3, 4), send(function)
+    assert all(value in (silu, einsum) for value in sent.others.values())
+    assert ("silu" in sent.others) == (function is gated_by_name)
+    received = pickle.loads(pickle.dumps(sent)).received()
+    assert received is not function and torch.equal(received(x), function(x))
 
 
 def test_ranks_that_sample_otherwise_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -51,6 +51,9 @@ RANK_SLIPS: Slips = {
     "that begins one rank too early: rank 0 has the first features, from rank * size on": (
         lambda x, g, u, d, rank, n: _features(x, g, u, d, _before(g, rank, n))
     ),
+    "the slice begins at rank; each rank has `size` features, so begin at rank * size": (
+        lambda x, g, u, d, rank, n: _features(x, g, u, d, slice(rank, rank + len(g) // n))
+    ),
     "this part is divided by num_ranks; the parts are added up, so no part is a mean": (
         lambda *case: _part(*case) / case[-1]
     ),
@@ -74,6 +77,6 @@ def check_rank_mlp(function: RankMlp) -> Verdict:
         *("rank_mlp", function, _part, [(x, gate, up, down, *case) for case in CASES], RANK_SLIPS),
         "rank_mlp: the parts of 2, 3, 4 and 6 ranks add up to the whole MLP",
         where=lambda got, x, gate, up, down, rank, n: f"rank {rank} of {n}",
-        otherwise=lambda *_: "these are not the products of its features",
+        otherwise=lambda *_: "these are not the sums of its features' products",
         explain="gate and up give rows to a rank, down gives columns: down[:, own].",
     )

@@ -148,8 +148,9 @@ BOXES = {
         "A scheduler in each rank, as here. Rank 0 receives the requests and sends them to the "
         "others (SchedulerRequestReceiver.recv_requests in "
         "python/sglang/srt/managers/scheduler_components/request_receiver.py).",
-        "One process drives all devices; --split-mode in common/arg.cpp says whether layers or the "
-        "rows of matrices are divided.",
+        "One process drives all devices. --split-mode layer, the default, gives whole layers to "
+        "each; tensor, still experimental, divides each layer and its K/V, as here; row is "
+        "deprecated (docs/multi-gpu.md; read there, not looked up in this build).",
     ),
     "graphs": Box(
         "steps that are recorded and replayed",

@@ -68,13 +68,14 @@ class Job:
 
 
 class Served(NamedTuple):
-    """What one engine did: tokens, text and logits [tokens, V] of each prompt; events."""
+    """What one engine did: tokens, text and logits [tokens, V] of each prompt; events; seconds."""
 
     token_ids: tuple[tuple[int, ...], ...]
     texts: tuple[str, ...]
     logits: list[Tensor]
     trace: Trace
     kv_bytes: int
+    seconds: float
 
 
 def run_rank(job: Job, group: RankGroup) -> tuple[ParallelReport, list[Tensor]]:
@@ -82,7 +83,7 @@ def run_rank(job: Job, group: RankGroup) -> tuple[ParallelReport, list[Tensor]]:
 
     Every rank reads the whole checkpoint and keeps its part of it.
     """
-    start, before = time.monotonic(), group.traffic
+    before = group.traffic
     whole = load_model(job.checkpoint, group.device, getattr(torch, job.dtype), fast=False)
     has_tokenizer = (resolve_checkpoint(job.checkpoint) / "tokenizer.json").is_file()
     tokenizer = load_tokenizer(job.checkpoint) if has_tokenizer else None
@@ -108,12 +109,12 @@ def run_rank(job: Job, group: RankGroup) -> tuple[ParallelReport, list[Tensor]]:
         weight_bytes_alone=_num_bytes(whole),
         replicated_bytes=replicated_parameters(whole) * whole.dtype.itemsize,
         kv_bytes=kv_bytes,
-        kv_bytes_alone=sum(kv_bytes),  # every K/V head is on one rank
+        kv_bytes_alone=sum(kv_bytes),  # until rank 0's second run says it
         num_forwards=len(forwards),
         num_tokens=sum(forwards),
         traffic=traffic,
         digests=digests,
-        seconds=time.monotonic() - start,
+        seconds=served.seconds,
         mlp_calls=None if given is None else sum(mlp.calls for mlp in given),
     )
     if job.compare and group.rank == 0:
@@ -145,7 +146,9 @@ def serve(
     samplers = [ForcedSampler(*pair) for pair in zip(params, forced, strict=True)]  # keep logits
     for i, sampler in enumerate(samplers):
         engine.add_request(str(i), prompts[i], params[i], sampler=sampler)
+    start = time.monotonic()
     outputs = sorted(engine.run(), key=lambda output: int(output.request_id))
+    seconds = time.monotonic() - start
     engine.check_integrity()
     if errors := [output.error for output in outputs if output.error is not None]:
         raise RuntimeError(f"a request failed: {errors[0]}")
@@ -155,6 +158,7 @@ def serve(
         [torch.stack(sampler.logits).cpu() for sampler in samplers],
         recorder.trace(),
         memory.storage.num_bytes,
+        seconds,
     )
 
 
@@ -187,6 +191,8 @@ def _against(report: ParallelReport, served: Served, alone: Served) -> ParallelR
         max_difference=float(torch.stack(differences).max()),  # NaN, if there is one
         largest_logit=float(torch.stack(largest).max()),
         tokens_alone=alone.token_ids,
+        kv_bytes_alone=alone.kv_bytes,
+        seconds_alone=alone.seconds,
     )
 
 

@@ -17,8 +17,9 @@ class ParallelReport:
 
     `replicated_bytes` of each rank's weights are the same on all. `traffic` is one rank's, over
     `num_forwards` that ran `num_tokens`. A digest per rank: of its logits and its events.
-    `mlp_calls`: how often a learner's MLP ran on a rank, None without one. The last three are rank
-    0's second run, without the others; None if there was none.
+    `seconds` of serving, without loading. `mlp_calls`: how often a learner's MLP ran on a rank,
+    None without one. `kv_bytes_alone` and the last four are rank 0's second run, without the
+    others; if there was none, the sum of the ranks' bytes, and None.
     """
 
     tp_size: int
@@ -42,6 +43,7 @@ class ParallelReport:
     max_difference: float | None = None
     largest_logit: float | None = None
     tokens_alone: tuple[tuple[int, ...], ...] | None = None
+    seconds_alone: float | None = None
 
     @property
     def reduced_bytes_per_token(self) -> int:

@@ -1,10 +1,11 @@
 """A learner's function, sent to processes that cannot import it: the notebook is not theirs.
 
-Its compiled code goes, and by name what that reads: modules, functions, plain values. Knows Python
-functions; knows no rank.
+Its compiled code goes, and what that reads: functions beside it as code, plain values, and modules
+and what is imported from them by name. Knows Python functions; knows no rank.
 """
 
 import builtins
+import dis
 import marshal
 from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
@@ -41,7 +42,7 @@ def send(function: Callable[..., Any]) -> Sent:
         value = function.__globals__.get(name)
         if isinstance(value, ModuleType):
             modules[name] = value.__name__
-        elif isinstance(value, FunctionType):
+        elif isinstance(value, FunctionType) and value.__module__ == function.__module__:
             if value is not function:
                 others[name] = send(value)
         elif name in function.__globals__:
@@ -51,8 +52,8 @@ def send(function: Callable[..., Any]) -> Sent:
 
 
 def _names(code: CodeType) -> Iterator[str]:
-    """The names that a code reads from its surroundings, and that functions inside it read."""
-    yield from code.co_names
+    """The globals that a code reads, and that functions inside it read; no attributes."""
+    yield from (step.argval for step in dis.get_instructions(code) if step.opname == "LOAD_GLOBAL")
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             yield from _names(constant)

@@ -1,4 +1,4 @@
-"""Tensor parallelism: each rank has some of the heads and MLP columns.
+"""Tensor parallelism: each rank has some of the heads and of the MLP's inner features.
 
 qkv_proj and gate_up_proj are cut by rows, o_proj and down_proj by columns: what a rank computes in
 between is its own, and one sum over all ranks (an all-reduce) after each of the two makes the
@@ -63,7 +63,7 @@ class RowParallelLinear(nn.Module):
 def shard(
     model: Qwen3ForCausalLM, rank: int, tp_size: int, all_reduce: AllReduce
 ) -> Qwen3ForCausalLM:
-    """One rank's model: the same class with fewer heads and MLP columns, and two sums a layer.
+    """One rank's model: the same class with fewer heads and inner features, and two sums a layer.
 
     `model` has plain weights (loaded with fast=False) and stays as it is; embedding and norms
     are shared with it. ValueError where tp_size does not divide.

@@ -212,13 +212,13 @@ def _sum(scene: Sheet, report: ParallelReport, name: str, low: float, after: str
 
 def _caption(report: ParallelReport) -> str:
     sizes, n = report.sizes, report.tp_size
-    heads, kv_heads, columns = (
+    heads, kv_heads, features = (
         f"{sizes[key] // n:,} of {sizes[key]:,}"
         for key in ("num_attention_heads", "num_key_value_heads", "intermediate_size")
     )
     return (
-        f"Each of {n} ranks has {heads} query heads, {kv_heads} K/V heads and {columns} MLP "
-        f"columns of every layer, {report.weight_bytes[0]:,} of {report.weight_bytes_alone:,} "
+        f"Each of {n} ranks has {heads} query heads, {kv_heads} K/V heads and {features} inner "
+        f"features of every layer, {report.weight_bytes[0]:,} of {report.weight_bytes_alone:,} "
         f"bytes of weights and {report.kv_bytes[0]:,} of {report.kv_bytes_alone:,} of K/V; "
         f"{report.num_tokens} tokens in {report.num_forwards} forwards took {report.traffic.calls} "
         f"all-reduces (2 a layer and forward) of {report.traffic.bytes:,} bytes together, "

@@ -43,7 +43,7 @@ from tutorial_engine.viz import mlp_split
 x = torch.tensor([1.0, 2.0])  # one token
 gate = torch.tensor([[1.0, 0.0], [0.0, 1.0], [-1.0, 1.0], [1.0, 1.0]])
 up = torch.tensor([[1.0, 1.0], [2.0, 0.0], [0.0, 1.0], [-1.0, 1.0]])
-down = torch.tensor([[1.0, 0.0, 2.0, 1.0], [0.0, 1.0, -1.0, 2.0]])
+down = torch.tensor([[1.0, 0.0, 1.0, 2.0], [0.0, 1.0, -1.0, 1.0]])
 mlp_split(x, gate, up, down)
 
 # %% [markdown]
@@ -56,9 +56,13 @@ mlp_split(x, gate, up, down)
 # The whole MLP is `(silu(x @ gate.T) * (x @ up.T)) @ down.T`. It has I inner features. Rank 0 has the first ones,
 # rank 1 the next, and so on; `num_ranks` divides I.
 #
-# <details><summary>Hint</summary><code>size = len(gate) // num_ranks</code>, and this rank's features are
-# <code>slice(rank * size, (rank + 1) * size)</code>. For the columns write <code>down[:, own]</code>.
-# <code>F.silu</code> is the SiLU.</details>
+# <details><summary>Hint 1</summary>In the picture, a rank has its own lines. How many features has a rank, and which
+# is its first? Compute the whole formula with the numbers of these features only. <code>F.silu</code> is the SiLU.
+# </details>
+#
+# <details><summary>Hint 2</summary>A rank has <code>size = len(gate) // num_ranks</code> features, and its first is
+# <code>rank * size</code>. They are rows of <code>gate</code> and <code>up</code>, but columns of <code>down</code>:
+# <code>down[:, own]</code>.</details>
 
 
 # %% tags=["exercise"]
@@ -78,9 +82,9 @@ check_rank_mlp(rank_mlp)
 
 # %% [markdown]
 # In section 2 your function runs in the two processes. The package cuts the matrices once, when the model is loaded:
-# so a rank keeps only its part in memory. The two matrices that end a part, `o_proj` and `down_proj`, become this
-# class. `linear` has the rank's columns. (vLLM uses this name, too. It means rows of A in x @ A. PyTorch stores A
-# transposed, so these rows are columns of `linear`.)
+# so a rank keeps only its part in memory. `o_proj` and `down_proj` are replaced by this class. A rank keeps the
+# columns that belong to its heads or features. (The class is called *row* parallel, in vLLM too, because PyTorch
+# stores the matrix transposed.)
 
 # %%
 from tutorial_engine.parallel import RowParallelLinear
@@ -136,25 +140,52 @@ if answered := predictions.reveal("memory", answer):
 ranks_picture(report) if answered else None
 
 # %% [markdown]
-# **This is why it is done: a rank needs about half of the memory, and the text is the same.** (The little more are the
-# embedding, the head and the norms.) All ranks have the same logits, bit by bit, because an all-reduce gives all of
+# **There are two reasons to do this.** A rank needs about half of the memory. (It is more than half because every rank
+# has the whole embedding, head and norms.) And in decode each GPU reads only about half of the weights (notebook 02),
+# so a token can take less time.
+#
+# The text is the same. All ranks have the same logits, bit by bit, because an all-reduce gives all of
 # them the same sum. Against one process the logits differ by rounding only: their sums have another order.
 
 # %% [markdown]
 # There are two all-reduces in each layer, one after attention and one after the MLP, however many tokens run.
-# What grows with the tokens is the size of the sum: the hidden state of every token. For Qwen3-8B on two GPUs:
+# What grows with the tokens is the size of the sum: the hidden state of every token. Is this much? The next cell
+# *computes* it for Qwen3-8B on two H100 GPUs; nobody ran it. `BANDWIDTH`, the speed of a GPU's memory, was measured.
+# `PEAK`, the speed of its arithmetic, and the speeds of the links NVLink and PCIe are from data sheets. `START`, the
+# time that the smallest all-reduce takes, is a guess: change it.
 
 # %%
-per_token = 2 * 36 * 4096 * 2  # two sums a layer, 36 layers, hidden size 4,096, 2 bytes a number
+from tutorial_engine.lab import BANDWIDTH, forward_flops, weight_bytes
+from tutorial_engine.lab.sizing import QWEN3_06B
+from tutorial_engine.model import ModelConfig
+from tutorial_engine.parallel.tensor_parallel import shard_config
+
+sizes = {"model_type": "qwen3", "hidden_size": 4096, "intermediate_size": 12288}
+sizes |= {"num_hidden_layers": 36, "num_attention_heads": 32, "tie_word_embeddings": False}
+whole = ModelConfig.from_dict(QWEN3_06B | sizes)  # the shape of Qwen3-8B
+half = shard_config(whole, 2)
+PEAK, NVLINK, PCIE, START = 989e12, 450e9, 64e9, 10e-6  # operations, bytes a second; seconds
+num_sums, state = 2 * 36, 4096 * 2  # all-reduces; bytes of a token's hidden state
+
+summed = 8000 * num_sums * state
+print(f"A prompt of 8,000 tokens: {1e3 * forward_flops(half, 8000) / PEAK:.0f} ms of arithmetic")
+print(f"  and {summed / 1e9:.1f} GB of sums on each GPU:", end=" ")
+print(f"{1e3 * summed / NVLINK:.0f} ms over NVLink, {1e3 * summed / PCIE:.0f} ms over PCIe 5.")
+alone, each = (1e3 * weight_bytes(c, itemsize=2) / BANDWIDTH for c in (whole, half))
+starts = 1e3 * num_sums * START  # 8,192 bytes take less than 1 µs more
 print(
-    f"{per_token / 1e3:.0f} KB a token, {8000 * per_token / 1e9:.1f} GB for a prompt of 8,000 tokens"
+    f"A decode step: one GPU reads the weights in {alone:.1f} ms. Two read theirs in {each:.1f} ms"
 )
-for link, speed in {"NVLink, 450 GB/s": 450e9, "PCIe 4, 32 GB/s": 32e9}.items():
-    print(f"{link}: at best {8000 * per_token / speed * 1000:.0f} ms")
+print(f"  and do {num_sums} all-reduces in {starts:.1f} ms: together {each + starts:.1f} ms.")
+
+# %% [markdown]
+# So two GPUs save time in a decode step, if an all-reduce starts quickly enough. For a long prompt the link decides:
+# over PCIe the sums take about as long as the arithmetic.
 
 # %% [markdown]
 # Here each rank runs its own scheduler and its own block manager. All of them decide the same, because they
-# get the same requests in the same order, the same logits and the same seeds. No block table has to be sent around. SGLang does the same. vLLM does not:
+# get the same requests in the same order, the same logits and the same seeds. No block table has to be sent around.
+# SGLang does the same. vLLM does not:
 
 # %%
 from tutorial_engine.learn import box
@@ -163,8 +194,8 @@ box("ranks")
 
 # %% [markdown]
 # **Where does it end?** The cache of a rank holds the K/V heads of this rank only. Four ranks cannot share the work: 4
-# divides neither the 6 query heads nor the 2 K/V heads. Copies of K/V heads, which other engines have, solve only the
-# second. The package refuses that before a process starts.
+# divides neither the 6 query heads nor the 2 K/V heads. Other engines copy K/V heads to more ranks. This does not
+# help with 6 query heads on 4 ranks. The package refuses it before a process starts.
 
 # %%
 try:
@@ -173,8 +204,8 @@ except ValueError as error:
     print(error)
 
 # %% [markdown]
-# Here is one more row of the ledger, and the time of both ways. On one machine with few cores two ranks are slower:
-# the processes share the cores, and each sum is sent from one to the other. On two GPUs each has its own.
+# Here is one more row of the ledger, and the time of both ways, measured in rank 0. With this tiny model two ranks
+# are slower here: there is little arithmetic to divide, and each sum is sent from one process to the other.
 
 # %%
 from tutorial_engine.lab import equality_ledger as ledger, ledger_table as table, our_paths
@@ -187,15 +218,7 @@ reference = {"no cache": our_paths(model)["no cache"]}
 print(table(ledger(reference | parallel_paths(TINY), prompts, num_tokens=8)))
 
 # %% tags=["nbval-ignore-output"]
-import time
-
-from tutorial_engine.engine import LLMEngine
-from tutorial_engine.sampling import SamplingParams
-
-began = time.perf_counter()
-params = SamplingParams(max_tokens=len(report.token_ids[0]))
-LLMEngine(model, tokenizer).generate([list(ids) for ids in report.prompt_token_ids], params)
-print(f"measured here: one process {time.perf_counter() - began:.2f} s, two {report.seconds:.2f} s")
+print(f"measured here: one rank {report.seconds_alone:.2f} s, two {report.seconds:.2f} s")
 
 # %% [markdown]
 # ## 3 · Now read vLLM, SGLang, llama.cpp
