@@ -150,6 +150,10 @@ def explorer(page: Page, title: str) -> Locator:
 
 
 def press(view: Locator, name: str) -> None:
+    # while the kernel works, ipywidgets holds a knob's new value back, and the click would overtake it
+    expect(view.page.locator(".jp-Notebook-ExecutionIndicator")).to_have_attribute(
+        "data-status", "idle"
+    )
     view.get_by_role("button", name=name, exact=True).click()
 
 

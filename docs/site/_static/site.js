@@ -6,6 +6,10 @@ function reach() {
     else box.removeAttribute("tabindex");
   }
 }
+// On a narrow screen sentences wrap; columns and code keep their lines, and are moved sideways.
+for (const text of document.querySelectorAll(".output pre")) {
+  if (/\S {3,}\S|^ {4,}\S/m.test(text.textContent)) text.style.whiteSpace = "pre";
+}
 // The theme has two asides, and gives a screen reader no name for either.
 document.querySelector(".sidebar-drawer")?.setAttribute("aria-label", "site");
 document.querySelector(".toc-drawer")?.setAttribute("aria-label", "this page");

@@ -354,7 +354,7 @@ print("sequences see", step([3, 5]).sum(1).tolist(), "positions: wrong")
 # %%
 predictions.ask(
     "gone",
-    "The place of one tensor was given to `other`. Which tensor lay there before?",
+    "The place of one tensor was given to “other”. Which tensor lay there before?",
     ["lens", "positions", "new_lens"],
 )
 
