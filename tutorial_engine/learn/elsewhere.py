@@ -149,8 +149,8 @@ BOXES = {
         "others (SchedulerRequestReceiver.recv_requests in "
         "python/sglang/srt/managers/scheduler_components/request_receiver.py).",
         "One process drives all devices. --split-mode layer, the default, gives whole layers to "
-        "each; tensor, still experimental, divides each layer and its K/V, as here; row is "
-        "deprecated (docs/multi-gpu.md; read there, not looked up in this build).",
+        "each; tensor, still experimental, divides each layer and its K/V, as here "
+        "(llama_split_mode in include/llama.h).",
     ),
     "graphs": Box(
         "steps that are recorded and replayed",

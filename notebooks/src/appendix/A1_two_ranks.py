@@ -56,11 +56,11 @@ mlp_split(x, gate, up, down)
 # The whole MLP is `(silu(x @ gate.T) * (x @ up.T)) @ down.T`. It has I inner features. Rank 0 has the first ones,
 # rank 1 the next, and so on; `num_ranks` divides I.
 #
-# <details><summary>Hint 1</summary>In the picture, a rank has its own lines. How many features has a rank, and which
+# <details><summary>Hint</summary>In the picture, a rank has its own lines. How many features has a rank, and which
 # is its first? Compute the whole formula with the numbers of these features only. <code>F.silu</code> is the SiLU.
 # </details>
 #
-# <details><summary>Hint 2</summary>A rank has <code>size = len(gate) // num_ranks</code> features, and its first is
+# <details><summary>Second hint</summary>A rank has <code>size = len(gate) // num_ranks</code> features, and its first is
 # <code>rank * size</code>. They are rows of <code>gate</code> and <code>up</code>, but columns of <code>down</code>:
 # <code>down[:, own]</code>.</details>
 
@@ -171,6 +171,8 @@ summed = 8000 * num_sums * state
 print(f"A prompt of 8,000 tokens: {1e3 * forward_flops(half, 8000) / PEAK:.0f} ms of arithmetic")
 print(f"  and {summed / 1e9:.1f} GB of sums on each GPU:", end=" ")
 print(f"{1e3 * summed / NVLINK:.0f} ms over NVLink, {1e3 * summed / PCIE:.0f} ms over PCIe 5.")
+
+# %%
 alone, each = (1e3 * weight_bytes(c, itemsize=2) / BANDWIDTH for c in (whole, half))
 starts = 1e3 * num_sums * START  # 8,192 bytes take less than 1 µs more
 print(
