@@ -150,7 +150,7 @@ def explorer(page: Page, title: str) -> Locator:
 
 
 def press(view: Locator, name: str) -> None:
-    # while the kernel works, ipywidgets holds a knob's new value back, and the click would overtake it
+    # while the kernel works, ipywidgets holds a knob's new value back: the click would overtake it
     expect(view.page.locator(".jp-Notebook-ExecutionIndicator")).to_have_attribute(
         "data-status", "idle"
     )

@@ -162,8 +162,8 @@ if predictions.reveal("same", f"in all {same}"):
 # %% [markdown]
 # The two pictures are the same. In each step both engines run the same requests, with the same numbers of tokens and the
 # same blocks. They take memory away from the same request. This is no accident: the scheduler of these notebooks follows vLLM's
-# rules. The tests of the package compare it with 41 recorded runs of vLLM. All 3,884 steps are equal. (There our
-# block 3 may be vLLM's block 7, but then it must be 7 in every step.)
+# rules. The tests of the package compare it with 41 recorded runs of vLLM. All 3,884 steps are equal. (There block numbers
+# may differ, but each of our blocks must stand for the same block of vLLM in every step.)
 #
 # One thing of vLLM was off in these runs, as always on a CPU: *asynchronous scheduling*. With it, the next step is
 # planned before the tokens of the last one are known (section 7).
@@ -293,8 +293,9 @@ block_view(theirs, 24) if chosen else None
 
 # %% [markdown]
 # So your rule of notebook 05 is vLLM's. Blocks without a hash go to the front, because no request can find them. Blocks with
-# a hash go to the end, so that they can be found for as long as possible. In both parts the last block of a table is used
-# again before its first: a search starts at the first block, so more requests can use it. In the picture the first
+# a hash go to the end, so that they can be found for as long as possible. In both parts the last block of a table goes first.
+# With a hash this has a reason: a search starts at the first block, so more requests can use it. Without a hash nothing is
+# lost in any order. In the picture the first
 # blocks of `r0` and `r1` are pale, and can still be found.
 
 # %% [markdown]
@@ -361,8 +362,8 @@ if predictions.reveal("hits", ", ".join(str(found) for *_, found in admitted)):
         print(f"step {number}: {name} is admitted and finds {found} tokens")
 
 # %% [markdown]
-# The second request shares 68 tokens, but only two full blocks: 64. It is admitted in the same step as the first one, so it
-# finds blocks that are not written yet. This is right, because in each layer the keys and values of all tokens are written
+# The second request shares 68 tokens, but only two full blocks: 64. vLLM gives a block its hash when it plans the step. So the
+# second request finds blocks that are not written yet, in the step that writes them. This is right, because in each layer the keys and values of all tokens are written
 # before any token reads them. The third prompt differs inside its second block, so it finds only the first one. The
 # fourth request waits until step 12, because only three may run. The blocks are still there: it finds 64 tokens, too. The
 # picture shows the end of step 0, with the first 8 blocks of the pool. The other 8 are free.
@@ -398,7 +399,7 @@ print(KVCacheSpec.from_model(model.config, torch.float32).bytes_per_token, "byte
 #
 # Find the rule for both numbers. `num_bytes` is the memory for keys and values, here 1 GiB. It is divided into blocks. The
 # log counts all of them. One is the *null block*, which vLLM never gives to a request (section 7). A request of 300 tokens
-# takes 10 blocks, 320 slots. The last 20 stay empty, and the log does not count them. The first number is whole. Do not
+# takes 10 blocks, 320 slots. The log counts 300 tokens for it, not 320. The first number is whole. Do not
 # round the second one.
 #
 # <details><summary>Hint</summary>Begin with the second number: how many blocks are there, and how many does the longest
