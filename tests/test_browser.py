@@ -149,11 +149,14 @@ def explorer(page: Page, title: str) -> Locator:
     return found
 
 
+def wait_for_kernel(view: Locator) -> None:
+    """While it works, ipywidgets holds a new value back, and may show an older one again."""
+    status = view.page.locator(".jp-Notebook-ExecutionIndicator")
+    expect(status).to_have_attribute("data-status", "idle")
+
+
 def press(view: Locator, name: str) -> None:
-    # while the kernel works, ipywidgets holds a knob's new value back: the click would overtake it
-    expect(view.page.locator(".jp-Notebook-ExecutionIndicator")).to_have_attribute(
-        "data-status", "idle"
-    )
+    wait_for_kernel(view)
     view.get_by_role("button", name=name, exact=True).click()
 
 
@@ -165,17 +168,20 @@ def press_by_keyboard(view: Locator, name: str) -> None:
 
 
 def fill(view: Locator, label: str, value: object) -> None:
+    wait_for_kernel(view)
     knob = view.get_by_label(label, exact=True)
     knob.fill(str(value))
     knob.press("Enter")
 
 
 def choose(view: Locator, label: str, option: str) -> None:
+    wait_for_kernel(view)
     view.get_by_label(label).select_option(option)
 
 
 def go(view: Locator, step: int) -> None:
     """Type the step beside the slider, which is the last one."""
+    wait_for_kernel(view)
     readout = view.locator(".widget-readout").last
     readout.click()
     readout.fill(str(step))

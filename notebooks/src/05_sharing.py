@@ -270,7 +270,7 @@ block_view(pool_of_7.trace.trace(), step=1, labels=labels)
 #
 # For example, with `table = [0, 1, 2]` and `hashes = {0: "c4", 1: "5e", 2: None}`:
 #
-# | | before | after |
+# | name | before | after |
 # |---|---|---|
 # | `ref_cnt` | `{0: 2, 1: 1, 2: 1}` | `{0: 1, 1: 0, 2: 0}` |
 # | `free_queue` | `[7, 8]` | `[2, 7, 8, 1]` |
@@ -604,7 +604,7 @@ box("swap")
 # A prompt may run in chunks, and it takes its blocks chunk by chunk. Is it enough if there is room for its first
 # chunk? The package asks for room for the whole prompt. Here both rules serve these requests:
 #
-# | | |
+# | setting | value |
 # |---|---|
 # | pool | 100 blocks of 4, no prefix cache |
 # | new tokens of each of the users A to D | 32 |

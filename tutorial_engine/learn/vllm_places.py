@@ -193,7 +193,7 @@ class Places:
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
-        head = "".join(f"<th>{c}</th>" for c in ("", "here", OPENED, "what vLLM adds, and why"))
+        head = "".join(f"<th>{c}</th>" for c in ("what", "here", OPENED, "what vLLM adds, and why"))
         first, others = "", ""
         for what, ours, file, theirs, more in PLACES:
             links = [
