@@ -525,7 +525,8 @@ EXERCISES: dict[str, Exercise] = {
                 "The head dimension is len(w.q_norm); .flatten(1) joins any number of heads",
             ),
             (layer_of(joined=192), "hidden size 40); is a size typed in?"),
-            (layer_of(eps=0.0), "layer 0; other numbers"),
+            (layer_of(eps=0.3), "q, k and v are wrong when attend is called: look at steps 1"),
+            (lambda *given: 2 * RIGHT["layer"](*given), "q, k and v are right when attend is"),
             (
                 layer_of(rope=lambda x, angles: RIGHT["rope"](x, -angles)),
                 "it calls your rope, which is not ✔ yet (rope: turned the wrong way round",

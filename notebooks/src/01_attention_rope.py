@@ -775,6 +775,7 @@ def read_out(when, stream):
 
 
 print("What comes after", story_labels[-3:], "?")
+# the package keeps the stream in two parts: residual, and what the last part adds to it, hidden
 hidden, residual = model.model.embed_tokens(story_batch.input_ids), None
 cos_sin = model.model.rotary_emb(story_batch.positions)
 read_out("embedding", hidden)

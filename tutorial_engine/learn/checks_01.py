@@ -22,7 +22,7 @@ from tutorial_engine.model.checkpoint import load_model
 from tutorial_engine.model.config import ModelConfig
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 from tutorial_engine.model.rope import inverse_frequencies
-from tutorial_engine.viz.words import counted
+from tutorial_engine.viz.words import counted, verb
 
 INF = math.inf
 
@@ -634,6 +634,28 @@ def _with_attend(
     return function(x, w, angles, attend)
 
 
+def _where_wrong(function: Callable[..., Any], x: Tensor, w: LayerWeights, angles: Tensor) -> str:
+    """Where to look for a mistake, from what a layer gives to attend."""
+    heard: list[tuple[Tensor, ...]] = []
+
+    def attend(*q_k_v: Tensor) -> Tensor:
+        heard.append(q_k_v)
+        return q_k_v[0]
+
+    for one in (own.layer, function):
+        one(x, w, angles, attend)
+    if len(heard) != 2:
+        return ""
+    wrong = [
+        name
+        for name, want, got in zip("qkv", *heard, strict=True)
+        if got.shape != want.shape or not torch.allclose(got, want, atol=1e-4)
+    ]
+    if wrong:
+        return f"{verb(wrong, 'is', 'are')} wrong when attend is called: look at steps 1 and 2"
+    return "q, k and v are right when attend is called: look at steps 3 and 4"
+
+
 def _wrong_below(function: object) -> str:
     """The exercise that a layer calls and that is not right, with what is wrong; "" if none."""
     names = getattr(getattr(function, "__code__", None), "co_names", ())
@@ -670,12 +692,13 @@ def _judge_layer(
         asked[0] = case
         return call(function, case, *args)
 
-    def otherwise(got: Tensor, _: Tensor, case: str, *__: object) -> str:
+    def otherwise(got: Tensor, _: Tensor, case: str, *given: Any) -> str:
         if case == other.name:
             return typed
         if bool(got.isnan().any()):
             return f"{case}; NaN; is something divided by zero?"
-        return f"{case}; other numbers; compare with steps 1 to 4 of exercise 6"
+        where = _where_wrong(function, *given) if call is _with_attend else ""
+        return f"{case}; other numbers; {where or 'compare with steps 1 to 4 of exercise 6'}"
 
     def explain(error: Exception) -> str:
         if asked[0] == other.name:
