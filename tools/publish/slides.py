@@ -232,14 +232,15 @@ def _beginning(text: str) -> str:
 
 
 def keys(text: str) -> list[str]:
-    """The sentences that define a term or have a formula, the first few. Lists have none."""
+    """The first few sentences, or lines of a list, that define a term or have a formula."""
     found = list[str]()
     text = re.sub(
         r"(:| where)\n\n(?=[\w*])", r"\1 ", text
     )  # a formula belongs to the words before it
     for paragraph in re.split(r"\n\s*\n", text.strip()):
-        if not re.match(r"[|\-<`]", paragraph):
-            found += SENTENCE.split(" ".join(paragraph.split()))
+        for part in re.split(r"^- ", paragraph, flags=re.M):
+            if not re.match(r"[|<`]", part):
+                found += SENTENCE.split(" ".join(part.split()))
     return [one for one in found if TERM.search(one) or FORMULA.search(one)][:MOST_KEYS]
 
 
