@@ -200,8 +200,9 @@ server.use(slots, check_slots)
 run = server.serve(PROMPTS, params)
 
 # %% [markdown]
-# Your map now says where K and V are read. The engine calls it for each new table, and again when a table grows. That happened 6 times: A, B and C began with 3, 2 and 1 blocks, and each took one more. The storage is as
-# in notebook 02: one tensor for K and one for V. Only the order inside a layer differs (section 9).
+# Your map now says where K and V are read. The engine calls it for each new table, and again when a table grows. That
+# happened 6 times: A, B and C began with 3, 2 and 1 blocks, and each took one more. The storage is as in notebook 02: one
+# tensor for K and one for V. Only the order inside a layer differs (section 9).
 #
 # <details><summary>The same memory, seen with five axes</summary><code>small.pages()[0].shape</code> is [layers, blocks,
 # K/V heads, block size, head_dim]. It is a view: nothing is copied. The package's map is
@@ -254,9 +255,11 @@ block_view(on_pages.trace.trace(), step=2, labels=labels, simple=True) if chosen
 # `free_blocks`, and append it to the table. Change both lists in place. Return the slot. If a block is needed and none
 # is free, change nothing and return `None`. (A table can have blocks ahead, for tokens that run later.)
 #
-# <details><summary>Hint</summary><code>pos</code> lies in logical block <code>pos // block_size</code>. The table has no
-# block for it if this number is <code>len(block_table)</code>. <code>free_blocks.pop(0)</code> takes the first block
-# out. The slot is that of exercise 2.</details>
+# <details><summary>Hint</summary>In which logical block does <code>pos</code> lie? When does the table have no block for it
+# yet? The slot is that of exercise 2.</details>
+#
+# <details><summary>Second hint</summary>There is no block yet if <code>pos // block_size</code> is
+# <code>len(block_table)</code>. <code>free_blocks.pop(0)</code> takes the first block out.</details>
 
 
 # %% tags=["exercise"]
@@ -281,7 +284,8 @@ run = server.serve(PROMPTS, params)
 
 # %% [markdown]
 # Your function gave a slot to each token that ran: to the 20 prompt tokens, and to all new ones but the last of each
-# request. The engine compares it with its own block manager. When it must return `None`, somebody has to give blocks
+# request. In vLLM and in our `Batch` these slots are the `slot_mapping`: where a step writes. The block table says where it
+# reads. The engine compares it with its own block manager. When it must return `None`, somebody has to give blocks
 # back: this is the subject of notebook 05.
 #
 # The explorer below runs the same three requests, with 6 new tokens each. Which lines cross, and why? Step back and
@@ -413,12 +417,13 @@ running_softmax_picture(record_softmax(model, tokenizer, PROMPTS, layer=2, head=
 # reasons. The last block may be open. And the table may already have blocks for tokens that run later. What lies in
 # slots without a token may be anything. A score is q · k / √D, as in notebook 01.
 #
-# <details><summary>Hint</summary>With <code>block_size = k_pool.shape[1]</code>, go through the first
-# <code>-(-kv_len // block_size)</code> blocks of the table (this division rounds up). Block i holds positions i · block_size to (i + 1) · block_size − 1, so
-# <code>n = min(block_size, kv_len - i * block_size)</code> of its slots count. Begin with
-# <code>m = torch.tensor(-torch.inf)</code>, <code>l = 0</code>, <code>acc = 0</code>. For each of these blocks compute
-# <code>scores = k_pool[block, :n] @ q / len(q) ** 0.5</code>, the new m, the factor, and then update l and
-# acc.</details>
+# <details><summary>Hint</summary>How many blocks have a token of the request? (<code>-(-a // b)</code> rounds up.) How many
+# slots of the last one count? Begin with <code>m = torch.tensor(-torch.inf)</code>, <code>l = 0</code>,
+# <code>acc = 0</code>. Each block gives its scores, the new m and the factor. Then update l and acc.</details>
+#
+# <details><summary>Second hint</summary>With <code>block_size = k_pool.shape[1]</code>, go through the first
+# <code>-(-kv_len // block_size)</code> blocks of the table. Of block i, <code>n = min(block_size, kv_len - i *
+# block_size)</code> slots count. Their scores are <code>k_pool[block, :n] @ q / len(q) ** 0.5</code>.</details>
 
 
 # %% tags=["exercise"]
@@ -656,6 +661,11 @@ from tutorial_engine.viz import CellExplorer
 
 CellExplorer(model, tokenizer)
 
+# %%
+from tutorial_engine.learn import box
+
+box("kv_unified")
+
 # %% [markdown]
 # **Try it.** Which cells are freed if sequence 0 leaves all its cells now? (Operation `seq_rm` with seq 0,
 # p0 0 and p1 −1, which means: to the end.) Answer first, then press the button.
@@ -689,7 +699,6 @@ if predictions.reveal("freed", {0: "none"}.get(len(freed), str(len(freed)))):
 
 # %%
 from tutorial_engine.cache import CellKVCache
-from tutorial_engine.learn import box
 
 show_source(CellKVCache.apply_shifts)
 
