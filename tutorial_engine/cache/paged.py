@@ -43,6 +43,8 @@ class PagedKVCache:
     to be RUN does not fit into its last one.
     """
 
+    block_manager: type[BlockManager] = BlockManager  # a subclass may have another one
+
     def __init__(
         self,
         storage: KVStorage,
@@ -60,7 +62,7 @@ class PagedKVCache:
         self.storage, self.block_size, self.trace = storage, block_size, trace
         self.user: object = None
         self.max_len = min(storage.num_slots, max_len or storage.num_slots)
-        self.blocks = BlockManager(
+        self.blocks = self.block_manager(
             num_blocks,
             block_size,
             prefix_caching=prefix_caching,

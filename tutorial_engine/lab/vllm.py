@@ -39,17 +39,23 @@ def recorded_run(name: str) -> Trace:
     return Trace.load(RUNS / f"{name}.json")
 
 
-def serve_again(trace: Trace, model: Qwen3ForCausalLM, clock: Clock | None = None) -> Trace:
+def serve_again(
+    trace: Trace,
+    model: Qwen3ForCausalLM,
+    clock: Clock | None = None,
+    pages: type[PagedKVCache] = PagedKVCache,
+) -> Trace:
     """The requests of a trace of vLLM, in our engine with the same limits → our trace.
 
     Each comes before the step before which it came there. Greedy, up to its max_tokens or the end
-    of the text: what else was asked of it, a trace does not say.
+    of the text: what else was asked of it, a trace does not say. `pages` may be a memory of your
+    own.
     """
     size, recorder = trace.settings, Recorder()
     limits: dict[str, Any] = {
         name: size[name] for name in EngineConfig.__dataclass_fields__ if name in size
     }
-    memory = PagedKVCache.from_config(
+    memory = pages.from_config(
         model.config,
         block_size=int(size["block_size"] or 0),
         num_blocks=int(size["num_blocks"] or 0),

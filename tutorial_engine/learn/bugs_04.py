@@ -76,7 +76,8 @@ def pages(
     model: Qwen3ForCausalLM, num_blocks: int, blocks: type[BlockManager] = BlockManager
 ) -> PagedKVCache:
     """A pool of blocks of 4, NaN where nobody wrote, under a block manager of yours; traced."""
-    memory = PagedKVCache.from_config(
+    kind: type[PagedKVCache] = type("Pages", (PagedKVCache,), {"block_manager": blocks})
+    memory = kind.from_config(
         model.config,
         block_size=BLOCK_SIZE,
         num_blocks=num_blocks,
@@ -85,9 +86,6 @@ def pages(
         trace=Recorder(),
     )
     poison(memory.storage)
-    if blocks is not BlockManager:
-        copy, trace = memory._copy_block, memory.trace
-        memory.blocks = blocks(num_blocks, BLOCK_SIZE, copy=copy, trace=trace)
     return memory
 
 

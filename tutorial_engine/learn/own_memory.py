@@ -224,15 +224,10 @@ class OwnPages(PagedKVCache):
         prefix_caching: bool = True,
         trace: Recorder | None = None,
     ) -> None:
-        super().__init__(storage, block_size, max_len=max_len, trace=trace)
         self.parts = parts
-        blocks = type("OwnBlocks", (OwnBlocks,), {"parts": parts})
-        self.blocks = blocks(
-            self.blocks.num_blocks,
-            block_size,
-            prefix_caching=prefix_caching,
-            copy=self._copy_block,
-            trace=trace,
+        self.block_manager = type("OwnBlocks", (OwnBlocks,), {"parts": parts})
+        super().__init__(
+            storage, block_size, max_len=max_len, prefix_caching=prefix_caching, trace=trace
         )
         poison(storage)
 

@@ -299,6 +299,34 @@ block_view(theirs, 24) if chosen else None
 # blocks of `r0` and `r1` are pale, and can still be found.
 
 # %% [markdown]
+# What would another rule get? Here all free blocks go to the end of the queue, those without a hash as well. In step 13 it
+# gives `r0` the same block, because the last block of the table comes first. The difference shows later:
+
+# %%
+from tutorial_engine.cache import BlockManager, PagedKVCache
+
+
+class ToTheEnd(BlockManager):
+    """A pool with another order of its free blocks."""
+
+    def _give_back(self, table):
+        for block in reversed(table):
+            self.blocks[block].ref_cnt -= 1
+            if self.blocks[block].ref_cnt == 0:
+                self.free_queue[block] = None  # at the end
+
+
+class Pages(PagedKVCache):
+    block_manager = ToTheEnd
+
+
+# %%
+another = serve_again(theirs, model, pages=Pages)
+same_steps = [a == b for a, b in zip(plans(theirs), plans(another), strict=False)]
+print(f"{sum(same_steps)} of {len(pairs)} steps are vLLM's; the first other one is step", end=" ")
+print(same_steps.index(False))
+
+# %% [markdown]
 # ## 4 · Predict the hits of a burst
 #
 # **Objective:** say what vLLM will find before it runs.
