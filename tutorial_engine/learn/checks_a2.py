@@ -108,8 +108,11 @@ def _wrong_lists(got: object, want: list[list[int]], *_: object) -> str:
     for name, mine, right in zip(("cu_seqlens", "slots"), got, want, strict=True):
         if (found := whole_numbers(mine)) is None:
             return f"{name} is one list of whole numbers, got {mine}"
+        if len(found) != len(right):
+            return f"{name} has {len(right)} numbers here, got {len(found)}: {found}"
         if found != right:
-            return f"{name} is {right}, got {found}"
+            i = next(i for i, (a, b) in enumerate(zip(found, right, strict=True)) if a != b)
+            return f"{name}[{i}] is {right[i]}, got {found[i]}: {found}"
     return f"expected {want}"
 
 

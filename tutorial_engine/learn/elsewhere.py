@@ -189,7 +189,7 @@ BOXES = {
         "small operations",
         "All three join small operations into one kernel, by hand or by a compiler.",
         "model.fast.FusedRMSNorm",
-        "A norm is one kernel. RoPE is six, and nothing is compiled.",
+        "A norm is one kernel. RoPE is six for q and six for k, and nothing is compiled.",
         "Kernels of its own, such as fused_add_rms_norm "
         "(vllm/model_executor/layers/layernorm.py); torch.compile joins others "
         "(vllm/compilation/passes/fusion/qk_norm_rope_fusion.py).",

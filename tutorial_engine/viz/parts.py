@@ -23,7 +23,6 @@ CENTRE: Style = {"text_anchor": "middle"}
 RIGHT: Style = {"text_anchor": "end"}
 DEAF: Style = {"pointer_events": "none"}  # hovering reaches what lies below
 THICK: Style = {"stroke": INK, "stroke_width": 2.6}  # what this step runs and writes
-DASHED: Style = {"stroke_dasharray": "3 3"}
 WIDTH = 1000.0  # of a large canvas
 MARGIN = 10.0
 KEY = 11.0  # letters of legends and notes
