@@ -1742,6 +1742,7 @@ EXERCISES |= {
             (lambda tables, lens, size: [0, *lens], "return two lists"),
             (lambda tables, lens, size: ([0], []), "cu_seqlens has 4 numbers here, got 1: [0]"),
             (lambda *case: right_end_to_end(*case)[::-1], "first cu_seqlens, then the slots"),
+            (lambda tables, *rest: right_end_to_end([[0]] * 3, *rest), "p counts from 0 in each"),
             (lambda tables, lens, size: ([0, 7, 11, 20], tables), "slots is one list of whole"),
         ],
     ),
@@ -1753,6 +1754,7 @@ EXERCISES |= {
             (lambda lens: (1, 64, 0.0), "the longest context should be 128"),
             (lambda lens: (1, 128, 21.9), "the unused part (0 .. 1, not rounded) should be 0.2188"),
             (lambda lens: 64, "contexts of [100], got 64; return three numbers"),
+            (lambda lens: (1, 128, 1 / (len(lens) - 1)), "division by zero. no size is 0"),
         ],
     ),
     "make_step": Exercise(

@@ -54,6 +54,7 @@ END_TO_END_SLIPS: Slips = slips_of(
         nothing is padded here: each sequence has as many slots as tokens
     """,
 )
+OUTSIDE = "p counts from 0 in each sequence, and its block is table[p // block_size]"
 TABLES = (
     ([[5, 2], [7], [1, 6, 3]], [7, 4, 9], 4),
     ([[3], [0, 2]], [1, 4], 2),
@@ -96,6 +97,7 @@ def check_end_to_end(function: EndToEnd) -> Verdict:
         call=_two_lists,
         otherwise=_wrong_lists,
         where=lambda got, tables, lens, size: f"tables {tables}, lengths {lens}, blocks of {size}",
+        explain=lambda error: OUTSIDE * isinstance(error, IndexError),
         then=_attends_alike,
     )
 
@@ -134,6 +136,9 @@ SIZE_SLIPS: Slips = slips_of(
         a power of two has room for itself: 4 sequences need 4 rows, not 8
     (max(lens) - 1).bit_length() → max(lens).bit_length()
         a power of two has room for itself: 128 tokens need a size of 128, not of 256
+    (len(lens) - 1).bit_length() → len(lens).bit_length()
+    (max(lens) - 1).bit_length() → max(lens).bit_length()
+        a power of two has room for itself: 4 sequences need 4 rows, 128 tokens a size of 128
     1 << (len(lens) - 1).bit_length() → len(lens)
         the number of sequences is rounded up, too
     max(64, 1 << (max(lens) - 1).bit_length()) → 1 << (max(lens) - 1).bit_length()
@@ -169,6 +174,7 @@ def check_size(function: Callable[[list[int]], tuple[int, int, float]]) -> Verdi
         "size: both are rounded up, and every slot of the size is read",
         call=_size,
         where=lambda got, lens: f"contexts of {lens}, got {got}",
+        explain=lambda error: "no size is 0" * isinstance(error, ZeroDivisionError),
         otherwise=_wrong_size,
     )
 
@@ -257,7 +263,7 @@ STEP_SLIPS: Slips = slips_of(
     right_step,
     """
     , kept: object = positions →
-        the place of `positions` was given away, because nobody knew this tensor any more: keep the
+        the place of `positions` was given away, because nothing refers to it any more: keep the
         tensor itself, not a copy, as long as the step lives
     lens.copy_(torch.tensor(new_lens)) → lens = gpu.tensor(new_lens)
         the recording reads the place of the first lens: keep that tensor, and fill it

@@ -163,7 +163,8 @@ BOXES = {
         "(_set_cudagraph_sizes in vllm/config/vllm.py). They have no length: the kernel reads "
         "the block table. Steps with prompts are replayed in pieces, with attention between them "
         "(FULL_AND_PIECEWISE in vllm/config/compilation.py). Looked up in vLLM 0.32.0.",
-        "Batch sizes 1, 2, 4, 8, 12, then every 8th from 16 to 256 and every 16th up to 512 "
+        "Batch sizes 1, 2, 4, 8, 12, then every 8th from 16 to 256, every 16th up to 512, every "
+        "32nd beyond "
         "(generate_decode_cuda_graph_batch_sizes in "
         "python/sglang/srt/arg_groups/cuda_graph_hook.py).",
         "There is no list of sizes: a graph that comes again with the same shapes and places is "

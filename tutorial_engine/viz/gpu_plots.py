@@ -211,10 +211,11 @@ def serving_picture(launches: Mapping[str, int], speeds: Sequence[GpuServing]) -
     }
     scene.legend(start, y + 18, marks)
     least, best = min(launches.values()), max(speeds, key=lambda one: one.second)
+    times = f"{best.second / speeds[0].second:.1f}×"
     caption = (
         f"A step has {most:,} launches with a call for each request, {least:,} with one for all; "
-        f"the best that was measured is {best.second:,.0f} wanted tokens a second ({best.what}), "
-        f"{best.second / speeds[0].second:.1f}× as many as {speeds[0].what} in its second run."
+        f"the best second run has {best.second:,.0f} wanted tokens a second ({best.what}), "
+        f"{times} as many as that of “{speeds[0].what}”."
     )
     return scene.picture(caption, zoom=1.0)
 

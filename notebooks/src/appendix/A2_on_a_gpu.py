@@ -138,7 +138,7 @@ print(f"The H100's memory would read and write these in {1e6 * 2 * x.nbytes / BA
 # %% [markdown]
 # **Where do so many launches come from?** You can count them without a GPU. PyTorch has a device with the name `meta`: its
 # tensors have shapes, but no numbers. `count_launches` runs a step of Qwen3-0.6B there, and counts the operations that
-# compute something.
+# compute something: each is at least one launch.
 
 # %%
 from tutorial_engine.lab import count_launches, launches_of_layer
@@ -148,7 +148,7 @@ print(f"{alone} launches for one request. Each of the 28 layers has {layer.total
 print(", ".join(f"{count} {name}" for name, count in layer.most_common()))
 
 # %% [markdown]
-# Only four of a layer's launches are matrix products (`linear`). RoPE takes 12 for q and k: 4 `mul`, 4 `addcmul`, 2 `cat` and 2
+# Only four of a layer's launches are matrix products (`linear`): q, k and v are one product here, gate and up another. RoPE takes 12 for q and k: 4 `mul`, 4 `addcmul`, 2 `cat` and 2
 # `to`. `index_copy` writes the new key and value to their slot, and `index_select` gathers all keys and values.
 #
 # 28 layers have 812 launches. The other nine are outside the layers, such as the embedding, the last norm, and the cosines
@@ -180,7 +180,7 @@ gpu_timeline(ONE_BY_ONE, REPLAYED, floor=floor)
 
 # %% [markdown]
 # This is the strongest test. The prototype replays nearly the same kernels, and its step takes 2.5 ms. The kernels alone
-# took 2.3 ms before (the dashed line). So the GPU no longer waits for Python.
+# took 2.3 ms before (the black dashed line). So the GPU no longer waits for Python.
 #
 # The 2.5 ms belong to a context of 128 tokens. Here are other contexts, and transformers.
 
@@ -200,15 +200,15 @@ print(f"{'prototype, whole engine, in other runs':46}", " to ".join(map(str, WHO
 # then. The prototype compiles nothing here. It captured 7 recordings in 0.3 s.
 
 # %% [markdown]
-# This is how our engine captures:
+# PyTorch works in one stream, the default, if nobody asks for another. CUDA cannot capture this one. So our engine uses a
+# second stream (`_beside`) to capture:
 #
-# 1. It runs one whole step (`compute()`). Libraries prepare themselves in their first call, and this must not be captured.
-# 2. It calls `compute()` again, inside `torch.cuda.graph`. Now the GPU computes nothing: PyTorch writes down the launches.
-# 3. It returns `play`, which the engine calls at each step from now on. The logits are computed after it, outside.
+# - It runs a whole decode step (`compute()`). Libraries prepare themselves in their first call, and this must not be captured.
+# - It calls `compute()` again, inside `torch.cuda.graph`. Now the GPU computes nothing: PyTorch writes down the launches.
+# - It returns `play`, which the engine calls at each step from now on. The logits are computed after it, outside: they
+#   would be its largest tensor.
 #
-# CUDA does not capture its default stream. So step 1 runs in a second stream, too (`_beside`). `a.wait_stream(b)` makes
-# stream `a` wait until stream `b` is done: thus both streams use the memory one after the other. `pool` is memory that all
-# recordings share.
+# `a.wait_stream(b)` makes stream `a` wait until stream `b` is done. `pool` is memory that all recordings share.
 
 # %%
 from tutorial_engine.engine.replay import CudaGraphs
@@ -220,8 +220,8 @@ show_source(CudaGraphs.__call__)
 #
 # 1. **The same places.** Ids, positions and slots lie in fixed tensors, filled before each replay. These live as long as the
 #    recording.
-# 2. **The same shapes.** A recording of 4 rows always runs 4 rows. If there are fewer sequences, rows are added. This is **padding**.
-#    Each added row is a copy of a real row. It writes the same numbers into the same slot, so it does no harm.
+# 2. **The same shapes.** A recording of 4 rows always runs 4 rows. If there are fewer sequences, rows are added; behind a context,
+#    slots. Both are **padding**. An added row is a copy of a real one: it writes the same numbers into the same slot.
 # 3. **No decisions.** Python does not run in a replay. So no `.item()` and no `if` may look at a number.
 # 4. **The result is overwritten.** `play` returns the same `out` each time. Copy what you need longer.
 
@@ -229,12 +229,12 @@ show_source(CudaGraphs.__call__)
 # ### Exercise 1: which size, and what does padding cost? (5 minutes)
 #
 # Our engine has a recording for each number of sequences and each longest context. Both are rounded up to a power of two
-# (1, 2, 4, 8 ...), and the context is 64 at least. A step copies `rows * longest` slots, needed or not. `lens` are the
-# context lengths of a step's sequences. Return the rows, the longest context, and the part of all slots that nobody needs.
+# (1, 2, 4, 8 ...), and the context is 64 at least. Before attention, each layer copies the keys and values of all sequences
+# into one piece of `rows * longest` slots, needed or not. `lens` are the context lengths of a step's sequences. Return the rows, the longest context, and the part of all slots that nobody needs.
 # Do not round this part: `size([100])` is `(1, 128, 0.21875)`.
 #
-# <details><summary>Hint</summary>Double a number, from 1 on, until it is not below n. (Or look at
-# <code>(n - 1).bit_length()</code>, the number of bits of n − 1.) Of all slots, those that the sequences need are
+# <details><summary>Hint</summary>Double a number, from 1 on, until it is not below n. (Or use
+# <code>1 &lt;&lt; (n - 1).bit_length()</code>, with the number of bits of n − 1.) Of all slots, those that the sequences need are
 # <code>sum(lens)</code>.</details>
 
 
@@ -281,7 +281,7 @@ padding_picture([200] * 63 + [512], [200] * 63 + [513]) if chosen else None
 
 # %% [markdown]
 # Each of the 64 rows grows with the longest context. So one token more makes the whole copy twice as large. (The layers copy
-# one after the other, into the same memory. So the GPU must not hold all of it at once.) These times are
+# one after the other, into the same memory. So the GPU need not hold all of it at once.) These times are
 # computed from the bandwidth. They were not measured. A request that runs alone copies a 64th of this.
 #
 # With more sizes there is less padding, but there are more recordings to make and to keep. A step of more than
@@ -321,7 +321,7 @@ if predictions.reveal("prefill", max(per_launch, key=per_launch.get)):
         print(f"{what}: {flops / 1e6:,.1f} million operations a launch, {times:,.0f} times")
 
 # %% [markdown]
-# The prompt has as many kernels as one token. They have more work, so they are longer, and the GPU is idle for a smaller part
+# (64 requests have one call of attention together here, as in section 3.) The prompt has as many kernels as one token. They have more work, so they are longer, and the GPU is idle for a smaller part
 # of the step. (It is not 2,000 times as much, because the logits are computed for the last token only. Attention over the earlier tokens
 # brings it back up a little.) And prompts seldom
 # have the same length twice. So our engine records decode steps only.
@@ -443,8 +443,8 @@ if predictions.reveal("calls", min(options, key=lambda name: abs(options[name] -
 # %% [markdown]
 # Attention is only a part of the launches. So there are about 7½ times as many, and not 64 times.
 #
-# *FlashAttention* is a kernel that never stores the matrix of scores. Its *varlen* form takes all sequences in one call. They
-# lie end to end, as in our `Batch`. Two lists are needed:
+# *FlashAttention* is a kernel that never stores the matrix of scores. Its *varlen* form (variable length) takes all sequences
+# in one call, end to end, as in our `Batch`. Two lists are needed:
 #
 # - `cu_seqlens` (cumulative sequence lengths) says where each sequence begins. It starts with 0, and ends with the number
 #   of all tokens.
@@ -459,13 +459,13 @@ from tutorial_engine.viz import end_to_end_picture
 end_to_end_picture(tables=[[2, 0], [3], [5, 1]], lens=[5, 3, 6], block_size=4)
 
 # %% [markdown]
-# ### Exercise 3: lay them end to end (10 minutes)
+# ### Exercise 3: lay them end to end (5 minutes)
 #
 # Each sequence has a block table, and a length. Position p of a sequence lies in slot
 # `table[p // block_size] * block_size + p % block_size`. Return the list `cu_seqlens`, and the list of all slots.
 #
-# <details><summary>Hint</summary>Begin with <code>cu_seqlens = [0]</code> and <code>slots = []</code>. For each sequence append
-# the slots of its positions. Then append <code>len(slots)</code> to <code>cu_seqlens</code>.</details>
+# <details><summary>Hint</summary>Begin with <code>cu_seqlens = [0]</code> and <code>slots = []</code>. When all slots of a
+# sequence are in the list, its length says where the next sequence begins.</details>
 
 
 # %% tags=["exercise"]
@@ -488,7 +488,7 @@ check_end_to_end(end_to_end)
 
 # %% [markdown]
 # The upper bars are the launches of a step, counted here. The lower bars were measured on the H100. They show *wanted* tokens a
-# second: those that the requests asked for. Padding does not count.
+# second: those that the requests asked for. Padding does not count. *Rows* and *pages* are the memories of notebooks 02 and 04.
 
 # %% tags=["figure-serving"]
 from tutorial_engine.lab import SERVING
@@ -552,7 +552,7 @@ if predictions.reveal("batch", min(options, key=lambda name: abs(options[name] -
     rows["the same, padded to 1,024 slots"] = (
         reads + 2 * n * 1024 * per_slot for n, reads in ((1, one), (64, many))
     )
-    print(f"{'':32}{'1 request':>12}{'64 requests':>14}{'at full bandwidth':>20}")
+    print(f"{'':32}{'1 request':>12}{'64 requests':>14}{'64, full bandwidth':>20}")
     for what, (of_one, of_all) in rows.items():
         ms = 1000 * of_all / BANDWIDTH
         print(f"{what:32}{of_one / 1e9:9.2f} GB{of_all / 1e9:11.2f} GB{ms:17.1f} ms")
