@@ -135,8 +135,9 @@ def sdpa_causal(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     return sdpa(q[None], k[None], v[None], is_causal=True)[0]
 
 
-def window(q_len: int, kv_len: int, size: int) -> Tensor:
-    first = kv_len - q_len
+def window(q_len: int, kv_len: int, size: int, late: int = 0) -> Tensor:
+    """The first query stands `late` positions after its own."""
+    first = kv_len - q_len + late
     return torch.tensor([[0 <= first + q - k < size for k in range(kv_len)] for q in range(q_len)])
 
 
@@ -256,6 +257,18 @@ def by_package(x: Tensor, w: LayerWeights, angles: Tensor, out: Function | None 
     return RIGHT["layer"](x, w, angles, heads)
 
 
+def by_heads(x: Tensor, w: LayerWeights, angles: Tensor) -> Tensor:
+    """Right, with a loop over the heads."""
+
+    def mixed(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        group, mask = q.shape[1] // k.shape[1], causal_mask(len(q), len(q))
+        one = RIGHT["attention"]
+        each = [one(q[:, h], k[:, h // group], v[:, h // group], mask) for h in range(q.shape[1])]
+        return torch.stack(each, dim=1)
+
+    return RIGHT["layer"](x, w, angles, mixed)
+
+
 LAYER = """
 def layer(x, w, angles, attend):
     q, k, v = project(rms_norm(x, w.input_norm, eps), w.q, w.k, w.v, head_dim or len(w.q_norm))
@@ -342,9 +355,13 @@ ATTENTION_SLIPS = slips_of(  # what is found in the shares of an answer
     .masked_fill(~mask, -INF) →
         the mask has no effect; queries see the future
     -INF → 0.0
-        a forbidden key gets the share 0.18, because exp(score) is more than 0, as it is for a
+        a forbidden key gets the share 0.18, because only exp(−∞) is 0; make forbidden scores −∞
     -INF → -1.0
-        make forbidden scores −inf, before the softmax
+        −∞ before the softmax (in Python it is float("-inf"))
+    -INF → -15.0
+        a forbidden key gets the share 0.5, because
+    -INF → -30.0
+        a forbidden key gets the share 0.5, because only
     .softmax(dim=-1) → .exp()
         instead of 1; divide each exp(score) by the sum over the keys of its query: softmax
     dim=-1 → dim=0
@@ -385,6 +402,14 @@ EXERCISES: dict[str, Exercise] = {
             (lambda q, k, v, m: q, "other numbers, and no mix of the values"),
             (lambda q, k, v, m: q.masked_fill(not m, 0), "~mask turns each True into False"),
             (lambda q, k, v, m: (q @ k.T).masked_fill(~m, "-inf"), 'a number: float("-inf")'),
+            (
+                lambda q, k, v, m: (q @ k.T).masked_fill(~m, -inf),  # type: ignore[name-defined]  # noqa: F821
+                'not defined. In Python −∞ is float("-inf")',
+            ),
+            (
+                lambda q, k, v, m: (q @ k.T).masked_fill(~m, -moth.inf),  # type: ignore[name-defined]  # noqa: F821
+                'not defined. In Python −∞ is float("-inf")',
+            ),
             (lambda q, k, v, m: v @ (q @ k.T), "The shares stand to the left of the values"),
             (lambda q, k, v, m: (q @ k.T) / (q @ k.T).sum(-1), "keepdim=True keeps the axis"),
             (nanogpt, "your mask is your own, the causal one; use the argument `mask`"),
@@ -409,7 +434,13 @@ EXERCISES: dict[str, Exercise] = {
         [RIGHT["window_mask"], window, window_by_triangles],
         c1.MASK_SLIPS,
         [
-            (lambda q, k, w: torch.ones(q, k, dtype=torch.bool), "sees a key after it"),
+            (
+                lambda q, k, w: torch.ones(q, k, dtype=torch.bool),
+                "query 0 is at position 0, and it sees key 1",
+            ),
+            (lambda q, k, w: window(q, k, w, late=w), "position 2, as its keys show; it must"),
+            (lambda q, k, w: window(q, k, w, late=1), "position 1, as its keys show; it must"),
+            (lambda q, k, w: window(q, k, w, late=-1), "position -1, as its keys show; it must"),
             (lambda q, k, w: window(q, k, k), "sees up to 4 keys; 2 expected"),
             (window_moved, "does not see itself"),
             (lambda q, k, w: window(q, k, w + 1), "sees up to 3 keys; 2 expected, itself included"),
@@ -490,6 +521,13 @@ EXERCISES: dict[str, Exercise] = {
         [
             (but("project", lambda qkv: (qkv[0], qkv[2], qkv[1])), "k and v are swapped"),
             (but("project", lambda qkv: (qkv[1], qkv[0], qkv[2])), "q and k are swapped"),
+            (but("project", torch.stack), f"so the three stay apart{CODE}return q, k, v"),
+            (but("project", torch.cat), f"so the three stay apart{CODE}return q, k, v"),
+            (
+                but("project", lambda qkv: [one.chunk(2, dim=1) for one in qkv]),
+                f"q is cut into 2 tensors; cut the last axis, and it stays one tensor{CODE}"
+                ".unflatten(-1, (-1, head_dim))",
+            ),
             (but("project", lambda qkv: torch.cat(qkv, 1)), "got one tensor [5, 8, 8]"),
             (but("project", lambda qkv: (*qkv[:2], qkv[1])), "v was made with w_k"),
             (lambda x, w_q, *_: x @ w_q, "[out, in]: multiply by w_q.T"),
@@ -556,6 +594,14 @@ EXERCISES: dict[str, Exercise] = {
                 "is the number of weights in w.q_norm",
             ),
             (lambda x, w, angles, attend: attend(x, x, x, None), "without a mask"),
+            (
+                layer_of(project=lambda *case: [RIGHT["project"](*case)[i] for i in (1, 0, 2)]),
+                "it calls your project, which is not ✔ yet (project: 4 and 2 heads of 8; q and",
+            ),
+            (
+                lambda x, w, a, attend: RIGHT["layer"](x, w, a, lambda q, k, v: attend(k, q, v)),
+                "attend got q with 2 heads, k with 6: are they swapped?",
+            ),
         ],
     ),
     "whole_layer": Exercise(
@@ -577,6 +623,7 @@ EXERCISES: dict[str, Exercise] = {
             ),
             (lambda x, w, angles: whole_layer_by_sdpa(x, w, angles, 32), "size typed in?"),
             (lambda x, w, angles: x @ w.k, "multiply by w.k.T or w.v.T"),
+            (by_heads, "right, but with a loop over heads"),
             (lambda x, w, angles: x, "layer 0; other numbers"),
         ],
     ),

@@ -305,6 +305,7 @@ def fails(x: float) -> Any:
         (lambda x: x * (1 + 1e-7), 3, 3 * (1 + 1e-7), "✔ your <lambda>: "),
         (lambda x: [0, 1], [0, 1, 16], [0, 1, 16], "✘ your <lambda> gives "),
         (lambda x: 4, 3, 3, "✘ your <lambda> gives "),
+        (lambda x: 0.003306017257273197, 0.95, 0.95, "gives 0.00330602; the package's: 0.95"),
         (lambda x: None, 3, 3, "the package's <lambda>: 3"),
         (untouched, [5], [5], "the package's untouched: [5]"),
         (fails, [5], [5], "✘ your fails gives KeyError: 'moth'; the package's: [5]"),

@@ -343,7 +343,11 @@ def test_wrong_or_untouched_parts_are_told_and_the_packages_run(
 
 
 def test_function_of_another_name_is_no_part(mine: OwnEngine) -> None:
-    with pytest.raises(ValueError, match="'my_rope' is no part of the engine; the parts are"):
+    with pytest.raises(
+        ValueError, match="'my_rope' is no part of the engine: the parts are project, "
+    ):
+        mine.use(named("my_rope", lambda x, angles: x), passes)
+    with pytest.raises(ValueError, match="'my_rope' is no part of the engine: name it `rope`"):
         mine.use(named("my_rope", lambda x, angles: x), CHECKS["rope"])
 
 

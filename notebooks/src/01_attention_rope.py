@@ -87,7 +87,7 @@ print("both '·a' have the same vector:", torch.equal(vectors[2], vectors[6]))
 # number of tokens. Each *decoder layer* adds to a vector twice: first what attention found in this token and those
 # before it, then what a small network called MLP computed. In the end the vector becomes *logits*, one number for each token of the
 # vocabulary. The larger the number, the likelier that token comes next. You need not understand the boxes yet: each
-# has its section.
+# has its section. Layers, heads, tokens and pairs are counted from 0: layer 3 is the last of the four.
 
 # %% tags=["figure-block"]
 from tutorial_engine.viz import block_picture
@@ -125,7 +125,7 @@ print("W_k", list(w.k.shape), f"  {c.num_key_value_heads} key heads;  W_v", list
 
 # %% [markdown]
 # PyTorch's linear layers store a matrix as [out, in], so the product is `x @ W.T`: each row of W gives one number.
-# The picture shows this for one token in the first layer. There are fewer key and value heads than query heads;
+# The picture shows this for one token in layer 0, the first. There are fewer key and value heads than query heads;
 # section 6 says why.
 
 # %% tags=["figure-qkv"]
@@ -137,7 +137,7 @@ qkv_picture(model, tokenizer, ids, token=labels.index("·Anna"))
 # ### Exercise 1: project to queries, keys and values (8 minutes)
 #
 # Multiply all tokens at once, then cut the last axis into heads. The number of heads follows from the shape of the
-# matrix and `head_dim`. In shapes, T is the number of tokens, H of query heads, and H_kv of key and value heads.
+# matrix and `head_dim`. In shapes, T, H and H_kv are the numbers of tokens, query heads and K/V heads (key and value heads).
 #
 # If the check finds your function right, it becomes a part of the model. If not, the package's own stays there. To
 # read the story that a wrong answer gives, run `mine.hear(PROMPT, project=project)`.
@@ -223,9 +223,9 @@ check_close(by_hand, by_package, 1e-6, "by hand = package")
 # Not every query may see every key. A *mask* says which pairs are allowed (True). Section 5 builds it;
 # here it is given. A forbidden key must get the share 0, and the other shares must still add up to one.
 #
-# <details><summary>Hint</summary>The three steps are those of section 4, with a row of scores for each query. Of
-# which score is the exponential 0? <code>masked_fill(m, number)</code> writes a number where m is True, and
-# <code>~mask</code> turns True and False around. Over which axis must the shares add up to one?</details>
+# <details><summary>Hint</summary>The three steps are those of section 4, with a row of scores for each query.
+# exp(−∞) is 0; in Python −∞ is <code>float("-inf")</code>. <code>masked_fill(m, number)</code> writes a number where m
+# is True, and <code>~mask</code> turns True and False around. Over which axis must the shares add up to one?</details>
 
 
 # %% tags=["exercise"]
@@ -271,8 +271,8 @@ AttentionExplorer(model, tokenizer, STORY, layer=1, head=3)
 
 # %% [markdown]
 # No query sees a later token. In a prompt the later tokens are there, but the mask hides them. The reason is the
-# training: at every token the model learns to predict the next one. Without the mask it could simply read it. This
-# is the *causal* rule: `key_pos <= query_pos`.
+# training: at every token the model learns to predict the next one. Without the mask the
+# model could simply read the answer. This is the *causal* rule: `key_pos <= query_pos`.
 #
 # If only the newest tokens run, as in the next notebook, there are fewer queries than keys. The queries are the
 # *last* of the positions, and the rule stays the same.
@@ -381,7 +381,7 @@ for window in (8, 16, 20):
 #
 # ### Exercise 4: which K/V head? (3 minutes)
 #
-# Write it for any model. Heads are counted from 0, and all groups are equally large.
+# Write it for any model. All groups are equally large.
 #
 # <details><summary>Hint</summary>First compute how many query heads are in a group. The operator
 # <code>//</code> divides and rounds down: <code>5 // 3</code> is 1.</details>
@@ -775,7 +775,7 @@ def read_out(when, stream):
 
 
 print("What comes after", story_labels[-3:], "?")
-# the package keeps the stream in two parts: residual, and what the last part adds to it, hidden
+# the stream is residual + hidden; hidden is what was computed last, and not yet added
 hidden, residual = model.model.embed_tokens(story_batch.input_ids), None
 cos_sin = model.model.rotary_emb(story_batch.positions)
 read_out("embedding", hidden)
@@ -902,9 +902,26 @@ if predictions.reveal("jukebox", min(takes, key=lambda take: take.last).part):
 # %% [markdown]
 # Five stories show that something is wrong. Without RoPE, for example, the model mixes up the letters of a name.
 # But without the mask the story reads well. The table compares the logits of the prompt. For its last token they change by
-# only 0.1. Yet from layer 1 on, the vectors of all tokens before it are different, and their logits are far off.
-# Later in the story the last token is off by up to 5, and most of the best tokens still stay the same. So a bad story proves
-# a bug, and a good one does not prove that there is none.
+# only 0.1. Yet the logits of the tokens before it are far off: already in layer 0 they read later tokens. How far is the
+# last token off later in the story?
+
+
+# %%
+def no_mask(q_len, kv_len, window):
+    return torch.ones(q_len, kv_len, dtype=torch.bool)
+
+
+whole = ids + list(mine.generate(PROMPT).output_token_ids)
+starts = [whole[:end] for end in range(len(ids), len(whole))]
+masked = torch.stack([mine.last_logits(start) for start in starts])
+with mine.trying({"window_mask": no_mask}):
+    unmasked = torch.stack([mine.last_logits(start) for start in starts])
+same = int((masked.argmax(-1) == unmasked.argmax(-1)).sum())
+print(f"the logits of the last token are off by up to {(masked - unmasked).abs().max():.1f}")
+print(f"but at {same} of {len(starts)} places the best token stays the same")
+
+# %% [markdown]
+# So a bad story proves a bug, and a good one does not prove that there is none.
 
 # %% [markdown]
 # ### The bug zoo
@@ -957,7 +974,9 @@ from tutorial_engine.viz import attention_picture
 attention_picture(story_shares[3, 3], story_labels, "layer 3, head 3")
 
 # %% [markdown]
-# Most other tokens find nothing to copy. Their shares must add up to 1, too, and go mostly to two tokens, `·time` and `·a`.
+# Most other tokens find nothing to copy. Their shares must add up to 1, too, and go mostly to `·time` and to the
+# second `·a`. `·day`, in the row above the frame, is an exception: it has no earlier place, yet it looks at the first
+# `·R`, where the earlier name begins. After "One day" a name must come.
 #
 # A map shows where a head looks, not that this decides anything. For that we take the head away: an *ablation* sets
 # its output to zero, so that it adds nothing to the residual stream. To compare, we also need the story without an
@@ -1061,8 +1080,8 @@ for name in ("Rado", "Rido", "Rodo", "Redo", "Reno", "Rizo"):
 # ### Copying in its purest form
 #
 # Take 16 random tokens and say them twice. In the second round only copying can help. The *hits* are the tokens of
-# the second round that the model predicts. (Its first token has nothing to copy from; the model learned that a text
-# often begins again.)
+# the second round that the model predicts. (The first token of a second round has no earlier pair to follow. Still it
+# is often right: the model learned that a text often begins again.)
 
 # %%
 import random
@@ -1160,9 +1179,9 @@ from tutorial_engine.viz import two_steps_picture
 two_steps_picture(model, tokenizer, story_ids, first=(1, (3, 5)), second=(3, 3))
 
 # %% [markdown]
-# Ablation shows that we *need* a head. It does not show what the head carries. Without L0 H4 hardly anything is copied either. It looks
-# at the token itself (0.99), so it can only copy the token's own identity, which later layers need. That is why we
-# also exchanged outputs.
+# Ablation shows that we *need* a head. It does not show what the head carries. In the random texts hardly anything is
+# copied without L0 H4 either. But this head looks only at the token itself (0.99), so it cannot carry what another
+# token said. To see what heads 3, 4 and 5 carry, we had to exchange their outputs.
 
 # %% [markdown]
 # ### How they came about (optional)
@@ -1307,8 +1326,8 @@ print(table(ledger(paths, prompts, num_tokens=24, reference="transformers")))
 # %% [markdown]
 # ### Exercise 9: a bonus, the whole layer for all heads at once (20 minutes)
 #
-# Write the whole layer as one function, for all heads at once: without `attend`, without a loop over heads, and
-# without a list of steps. `x`, `w` and `angles` are those of exercise 6. A call of the package's `naive_attention`
+# Write the whole layer as one function, for all heads at once: without `attend`, and without a loop over heads. This
+# time you get no list of steps. `x`, `w` and `angles` are those of exercise 6. A call of the package's `naive_attention`
 # counts, but you learn more if you write its lines yourself.
 #
 # <details><summary>Hint</summary><code>naive_attention</code> (section 4) shows how all heads are computed at once;

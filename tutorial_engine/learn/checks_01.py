@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from tutorial_engine.learn import own
 from tutorial_engine.learn.judge import CODE, Slips, alike, judge, slips_of
@@ -113,8 +114,8 @@ def _of_shares(got: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> st
         return "the mask has no effect; queries see the future"
     if (most := float((shares * ~mask).max())) > 3e-6:
         return (
-            f"a forbidden key gets the share {most:.2g}, because exp(score) is more than 0, as it "
-            "is for a score of 0; make forbidden scores −inf, before the softmax"
+            f"a forbidden key gets the share {most:.2g}, because only exp(−∞) is 0; make forbidden "
+            'scores −∞ before the softmax (in Python it is float("-inf"))'
         )
     two = shares.topk(2).indices  # two shares of a query are enough to see the scale
     apart, logs = (x.gather(1, two).diff()[:, 0] for x in (scores, shares.log()))
@@ -135,6 +136,9 @@ def check_attention(function: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
         for mask in (causal_mask(n, kv), _some_allowed(n, kv))
     ]
     cases[-2][1][0] = 0  # the key that all may see has the score 0
+    q, k = 0.3 * _random(2, 8), _random(4, 8)
+    q[:, 0], k[:, 0] = torch.tensor([1.0, 6.0]), -34.0  # scores near −12, and near −72
+    cases.append((q, k, _random(4, 8), torch.tensor([[0, 1, 1, 0], [1, 0, 1, 0]]).bool()))
 
     def otherwise(got: Tensor, _: Tensor, *case: Tensor) -> str:
         if why := _of_shares(got, *case):
@@ -154,6 +158,9 @@ def check_attention(function: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
             if "sqrt" in words:
                 return f"D is a plain number, no tensor{CODE}D ** 0.5"
             return 'Minus infinity is a number: float("-inf")' * ("masked_fill" in words)
+        if isinstance(error, NameError):
+            names = getattr(getattr(function, "__code__", None), "co_names", ())
+            return 'In Python −∞ is float("-inf")' * ("inf" in names)  # `inf`, or math's
         if "ool" in words:  # of a mask of bools as a number or as one truth
             return "~mask turns each True into False, and each False into True"
         n, kv, size = len(cases[0][0]), *cases[0][1].shape
@@ -168,7 +175,8 @@ def check_attention(function: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
     return judge(
         *("attention", function, own.attention, cases, ATTENTION_SLIPS),
-        "attention: equal to the package's, 1 to 6 queries, D=8 and 4, causal and random masks",
+        "attention: equal to the package's, 1 to 6 queries, D=8 and 4, causal and random masks, "
+        "scores down to −72",
         otherwise=otherwise,
         explain=explain,
     )
@@ -181,6 +189,9 @@ MASK_SLIPS: Slips = {
         ~causal_mask(q, k, w)
     ),
     "rows and columns are swapped; row = query": lambda q, k, w: causal_mask(q, k, w).T,
+    "it looks forward, to later keys; take query position − key position": lambda q, k, w: (
+        causal_mask(k, k, w).T[k - q :]
+    ),
     f"lined up at the upper left; the queries are the LAST of the positions{CODE}the first one "
     "stands at kv_len - q_len": lambda q, k, w: causal_mask(k, k, w)[:q],
     "it has a row for each key; the rows are the queries, the LAST q_len of the positions": (
@@ -197,8 +208,19 @@ def check_window_mask(function: Callable[[int, int, int], Tensor]) -> Verdict:
             added = got.is_floating_point() and bool((got == -INF).any())
             means = "; this one is meant to be added to the scores" if added else ""
             return f"it must be bool, True = may attend; got {got.dtype}{means}"
+        back = torch.arange(q_len)[:, None] - torch.arange(kv_len)
+        for first in range(-window, kv_len + window) if q_len > 1 else ():
+            if torch.equal(got, (first + back >= 0) & (first + back < window)) and got.any():
+                return (
+                    f"the first query stands at position {first}, as its keys show; it must stand "
+                    f"at kv_len - q_len = {kv_len - q_len}"
+                )
         if bool((got & ~causal_mask(q_len, kv_len)).any()):
-            return "a query sees a key after it"
+            query, key = (got & ~causal_mask(q_len, kv_len)).nonzero()[0].tolist()
+            return (
+                f"a query sees a key after it: query {query} is at position "
+                f"{kv_len - q_len + query}, and it sees key {key}"
+            )
         if not bool(got[:, kv_len - q_len :].diagonal().any()):
             return "a query does not see itself; key_pos <= query_pos"
         seen, most = int(got.sum(-1).max()), int(want.sum(-1).max())
@@ -425,6 +447,11 @@ def check_project(function: Callable[..., Sequence[Tensor]]) -> Verdict:
         for why, slip in PROJECT_SLIPS.items():
             if alike(mine, slip(right, want[0])):
                 return f"{name} {why}"
+        if isinstance(mine, tuple | list) and all(isinstance(one, Tensor) for one in mine):
+            return (
+                f"{name} is cut into {counted(len(mine), 'tensor')}; cut the last axis, and it "
+                f"stays one tensor{CODE}.unflatten(-1, (-1, head_dim))"
+            )
         if not isinstance(mine, Tensor):
             return str(getattr(wrong_shape(name, mine, right), "message", ""))
         if mine.shape != right.shape:
@@ -436,6 +463,8 @@ def check_project(function: Callable[..., Sequence[Tensor]]) -> Verdict:
         return f"{name} was made with {others[0]}" if others else f"{name} is not x @ w_{name}.T"
 
     def explain(error: Exception) -> str:
+        if "expects each tensor to be equal size" in str(error) or "except in dim" in str(error):
+            return f"q has more heads than k and v, so the three stay apart{CODE}return q, k, v"
         if "invalid for input of size" in str(error) or "multiply up to" in str(error):
             return (
                 "Take the number of heads from the matrix, and head_dim from the argument"
@@ -601,9 +630,9 @@ def _layers() -> list[LayerCase]:
     return [*found, _other_sizes()]
 
 
-def _other_sizes() -> LayerCase:
+def _other_sizes(heads: int = 8, kv_heads: int = 2) -> LayerCase:
     """Seven tokens from position 3 on, in a layer where nothing has the size that the model has."""
-    hidden, heads, kv_heads, size, wide, tokens = 40, 8, 2, 16, 56, 7
+    hidden, size, wide, tokens = 40, 16, 56, 7
     shapes = {"input_norm": [hidden], "mlp_norm": [hidden], "q_norm": [size], "k_norm": [size]}
     shapes |= {"q": [heads * size, hidden], "o": [hidden, heads * size]}
     shapes |= {"k": [kv_heads * size, hidden], "v": [kv_heads * size, hidden]}
@@ -629,6 +658,9 @@ def _with_attend(
     def attend(q: Tensor, k: Tensor, v: Tensor, *more: object, **named: object) -> Tensor:
         if more or named:
             raise TypeError("call attend(q, k, v) without a mask; it has the mask already")
+        if q.dim() == k.dim() == 3 and q.shape[1] < k.shape[1]:
+            few, many = q.shape[1], k.shape[1]
+            raise CannotBe(f"attend got q with {few} heads, k with {many}: are they swapped?")
         return backend.attend(0, q, k, v, batch)
 
     return function(x, w, angles, attend)
@@ -679,7 +711,12 @@ def check_layer(function: Callable[[Tensor, LayerWeights, Tensor, Attend], Tenso
 
 @torch.no_grad()
 def _judge_layer(
-    name: str, function: Callable[..., Any], right: Callable[..., Any], slips: Slips, call: Any
+    name: str,
+    function: Callable[..., Any],
+    right: Callable[..., Any],
+    slips: Slips,
+    call: Any,
+    then: Callable[[], str] | None = None,
 ) -> Verdict:
     first, *_, last, other = _layers()
     weights, asked = first.weights._asdict(), [first.name]
@@ -741,6 +778,7 @@ def _judge_layer(
         call=asks,
         otherwise=otherwise,
         explain=explain,
+        then=then,
     )
     if verdict.ok is False and (why := _wrong_below(function)):
         return Verdict(False, f"{name}: {why}")
@@ -780,6 +818,35 @@ ALL_HEADS_SLIPS: Slips = slips_of(
 )
 
 
+class _Counted(TorchFunctionMode):
+    """Counts the calls of PyTorch inside the block."""
+
+    count = 0
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+def _loop_over_heads(function: Callable[..., Any]) -> str:
+    """Does a layer call PyTorch more often where it has more heads? What to say then, else ""."""
+    counts = []
+    for heads, kv_heads in ((8, 2), (16, 4)):
+        _, *given = _other_sizes(heads, kv_heads)
+        with _Counted() as calls:
+            function(*given)
+        counts.append(calls.count)
+    if counts[0] == counts[1]:
+        return ""
+    return (
+        "right, but with a loop over heads, here or in what it calls: "
+        f"{counts[0]} calls of PyTorch with 8 heads, {counts[1]} with 16; "
+        "compute all heads in one call, as naive_attention in section 4 does"
+    )
+
+
 def _with_heads(
     function: Callable[..., Any], heads: Callable[..., Tensor]
 ) -> Callable[[Tensor, LayerWeights, Tensor], Tensor]:
@@ -800,7 +867,7 @@ def check_whole_layer(function: Callable[[Tensor, LayerWeights, Tensor], Tensor]
     """
     return _judge_layer(
         *("whole_layer", function, _with_heads(own.layer, _all_heads), WHOLE_SLIPS),
-        lambda function, _, *case: function(*case),
+        *(lambda function, _, *case: function(*case), lambda: _loop_over_heads(function)),
     )
 
 

@@ -171,8 +171,11 @@ class PartsHolder:
         """
         name = function.__name__
         if name not in self.parts.package:
-            known = sorted(self.parts.package)
-            raise ValueError(f"{name!r} is no part of the engine; the parts are {known}")
+            asked = getattr(check, "__name__", "").removeprefix("check_")
+            how = f"the parts are {', '.join(self.names)}"
+            if asked in self.parts.package:
+                how = f"name it `{asked}`"
+            raise ValueError(f"{name!r} is no part of the engine: {how}")
         verdict = check(function)
         self.parts.own.pop(name, None)
         if verdict.ok:
@@ -275,12 +278,12 @@ def yours(function: Callable[..., Any], package: Any, *args: Any) -> Any:
             answer = package  # the same numbers, and whole ones where 3.0 was answered
         print(f"✔ your {name}: {_shown(answer)}")
         return answer
-    print(f"✘ your {name} gives {answer}; the package's: {_shown(package)}")
+    print(f"✘ your {name} gives {_shown(answer, digits=6)}; the package's: {_shown(package)}")
     return package
 
 
-def _shown(answer: Any) -> str:
-    return f"{answer:.2g}" if isinstance(answer, float) else str(answer)
+def _shown(answer: Any, digits: int = 2) -> str:
+    return f"{answer:.{digits}g}" if isinstance(answer, float) else str(answer)
 
 
 def _without_tensors(answer: Any) -> Any:
