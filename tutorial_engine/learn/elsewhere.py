@@ -88,6 +88,7 @@ def find(name: str) -> object:
 
 def names_elsewhere() -> str:
     """All pieces, a line each: what it is, and the names."""
+    lines: list[tuple[str, ...]]
     lines = [("what it is (notebook)", "here", "vLLM", "SGLang", "llama.cpp")]
     for ours, what, *theirs in PIECES:
         find(ours)
