@@ -108,7 +108,7 @@ def check_rank_mlp(function: RankMlp) -> Verdict:
         except ValueError:
             return (
                 "the numbers are right, but it cannot be sent to another process: write a plain "
-                "`def rank_mlp` without a decorator or a class, and with no function as a default"
+                "`def rank_mlp`: no decorator, no class, no function of your own as a default"
             )
         return ""
 
