@@ -27,6 +27,7 @@ from learners import (
 )
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention as sdpa
+from torch.nn.functional import silu
 
 from tutorial_engine import learn
 from tutorial_engine.cache.blocks import BlockManager
@@ -43,7 +44,7 @@ from tutorial_engine.learn import checks_04 as c4
 from tutorial_engine.learn.block_attention_check import BLOCK_SLIPS
 from tutorial_engine.learn.block_checks import FREE_SLIPS, TAKE_SLIPS
 from tutorial_engine.learn.cache_test_check import check_cache_test
-from tutorial_engine.learn.checks_a1 import RANK_SLIPS, check_rank_mlp
+from tutorial_engine.learn.checks_a1 import RANK_SLIPS, _part, check_rank_mlp
 from tutorial_engine.learn.checks_a2 import (
     END_TO_END_SLIPS,
     SIZE_SLIPS,
@@ -65,7 +66,7 @@ from tutorial_engine.learn.checks_a3 import (
 )
 from tutorial_engine.learn.find_check import FIND_SLIPS
 from tutorial_engine.learn.give_way_check import GIVE_WAY_SLIPS, check_slots_for
-from tutorial_engine.learn.judge import CODE, slips_of, wrong_answers
+from tutorial_engine.learn.judge import CODE, rewritten, slips_of, wrong_answers
 from tutorial_engine.learn.own import PARTS, LayerWeights, rms_norm
 from tutorial_engine.learn.own_cache import MyCache, MyStaticCache, transplant
 from tutorial_engine.learn.own_memory import PARTS_04, PARTS_05
@@ -1654,6 +1655,19 @@ def hits_of_what_is_left(prompts: list[list[int]], block_size: int) -> list[int]
     return found
 
 
+def rank_mlp_by_slices(
+    x: Tensor, gate: Tensor, up: Tensor, down: Tensor, rank: int, n: int, *, act: Any = silu
+) -> Tensor:
+    """With a default that is given by name: it can be sent."""
+    own = slice(len(gate) // n * rank, len(gate) // n * (rank + 1))
+    return (act(x @ gate[own].T) * (x @ up[own].T)) @ down[:, own].T
+
+
+def ranks_with(old: str, new: str) -> Function:
+    """The right part of the MLP with another text in its place."""
+    return rewritten(_part, (old, new))
+
+
 def rank_by_chunks(x: Tensor, *weights_and_rank: Any) -> Tensor:
     gate, up, down, rank, n = weights_and_rank
     g, u, d = gate.chunk(n)[rank], up.chunk(n)[rank], down.chunk(n, 1)[rank]
@@ -1774,11 +1788,20 @@ EXERCISES |= {
     ),
     "rank_mlp": Exercise(
         check_rank_mlp,
-        [rank_by_chunks],
+        [rank_by_chunks, rank_mlp_by_slices],
         RANK_SLIPS,
         [
-            (lambda x, gate, up, down, *_: (x @ gate[:6].T) @ down[:6].T, "down[:, own]"),
-            (lambda x, *_: x, "these are not the sums of its features' products"),
+            (ranks_with("down[:, own].T", "down.T"), "down is whole; take the columns"),
+            (ranks_with("down[:, own].T", "down"), "down is whole; take the columns"),
+            (ranks_with("down[:, own]", "down[own]"), "a column of down, not a row"),
+            (ranks_with("down[:, own].T", "down[:, own]"), "the part of down is not transposed"),
+            (ranks_with("x @ gate[own].T", "x @ gate[own]"), "gate or up is not transposed"),
+            (ranks_with("x @ up[own].T", "x @ up"), "gate or up is not transposed"),
+            (ranks_with("gate[own].T", "gate[:, own].T"), "a feature is a row of gate and of up"),
+            (lambda x, g, u, d, r, n: (x @ g.T * (x @ u.T)) @ d.chunk(n, 1)[r].T, "up are whole"),
+            (lambda x, *_: torch.distributed.all_reduce(x), "return this rank's part alone"),
+            (ranks_with("F.silu", "F.relu"), "these are not the sums of its features' products"),
+            (torch.no_grad()(_part), "the numbers are right, but it cannot be sent to another"),
         ],
     ),
     "end_to_end": Exercise(

@@ -223,7 +223,7 @@ def test_two_ranks_give_the_logits_and_tokens_of_one(tmp_path: Path, shape: str)
     )
     assert report.num_tokens == 9 + 1 + 13 + 3 * 5
     assert report.traffic == (2 * layers * report.num_forwards, 38 * 2 * layers * 48 * 4)
-    assert report.traffic.bytes == 38 * report.reduced_bytes_per_token
+    assert f"bytes = 38 tokens · 2 · {layers} layers · 48 numbers · 4 bytes" in report.summary()
     assert report.weight_bytes_alone == num_bytes
     assert report.weight_bytes == ((num_bytes + report.replicated_bytes) // 2,) * 2
     slots = 4 * (4 + 2 + 5)  # blocks of 4 for 15, 7 and 19 tokens
@@ -291,9 +291,42 @@ def test_a_function_that_was_sent_does_what_it_did() -> None:
     def inside() -> list[Tensor]:
         return draw
 
-    for function in (inside, len):
+    for function in (inside, len, torch.no_grad()(rank_mlp)):
         with pytest.raises(ValueError, match="cannot be sent: define it as a function of its own"):
             send(function)
+
+
+class Gate:
+    """What a notebook's class is: no other process has it."""
+
+    double = staticmethod(lambda x: 2 * x)
+
+
+def with_a_lambda(x: Tensor, f: Callable[[Tensor], Tensor] = lambda x: 2 * x) -> Tensor:
+    return f(x)
+
+
+def with_a_class(x: Tensor) -> Tensor:
+    return Gate.double(x)
+
+
+def with_a_function(x: Tensor, f: Callable[[Tensor], Tensor] = silu_of) -> Tensor:
+    return f(x)
+
+
+def with_a_named_default(x: Tensor, *, f: Callable[[Tensor], Tensor] = silu) -> Tensor:
+    return f(x)
+
+
+@pytest.mark.parametrize("function", [with_a_lambda, with_a_class, with_a_function])
+def test_what_another_process_would_not_find_is_not_sent(function: Callable[..., Tensor]) -> None:
+    with pytest.raises(ValueError, match=rf"{function.__name__} .*cannot be sent: "):
+        send(function)
+
+
+def test_a_default_that_is_given_by_name_is_sent() -> None:
+    x = torch.randn(3, 4)
+    assert torch.equal(send(with_a_named_default).received()(x), silu(x))
 
 
 @pytest.mark.parametrize("function", [gated_by_name, gated_by_module, gated_by_einsum])

@@ -6,77 +6,117 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tutorial_engine.learn.judge import Slips, judge
+from tutorial_engine.learn.judge import Slips, judge, slips_of
 from tutorial_engine.learn.verdict import Verdict
+from tutorial_engine.parallel.sent import send
 
 # (x [T, hidden], gate, up [I, hidden], down [hidden, I], rank, num_ranks) → [T, hidden]
 RankMlp = Callable[[Tensor, Tensor, Tensor, Tensor, int, int], Tensor]
 CASES = ((2, 6), (1, 4), (0, 2), (2, 3), (0, 1))  # (rank, num_ranks): told apart by the first
-
-
-def _mlp(x: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
-    return (F.silu(x @ gate.T) * (x @ up.T)) @ down.T
+TOKENS, HIDDEN, INNER = 36, 24, 12  # each can be cut: then the numbers are wrong, not the shapes
 
 
 def _part(x: Tensor, gate: Tensor, up: Tensor, down: Tensor, rank: int, num_ranks: int) -> Tensor:
     size = len(gate) // num_ranks
-    return _features(x, gate, up, down, slice(rank * size, (rank + 1) * size))
+    own = slice(rank * size, (rank + 1) * size)
+    return (F.silu(x @ gate[own].T) * (x @ up[own].T)) @ down[:, own].T
 
 
-def _features(x: Tensor, gate: Tensor, up: Tensor, down: Tensor, own: slice) -> Tensor:
-    return _mlp(x, gate[own], up[own], down[:, own])
-
-
-def _before(gate: Tensor, rank: int, num_ranks: int) -> slice:
-    size = len(gate) // num_ranks
-    return slice((rank - 1) * size, rank * size)
-
-
-RANK_SLIPS: Slips = {
-    "this is the whole MLP; the sum over the ranks would be num_ranks times too large": (
-        lambda x, g, u, d, rank, n: _mlp(x, g, u, d)
-    ),
-    "it is divided by num_ranks; the parts are added up, so no part is a mean": (
-        lambda x, g, u, d, rank, n: _mlp(x, g, u, d) / n
-    ),
-    "every rank takes the features of rank 0; begin at rank * size": (
-        lambda x, g, u, d, rank, n: _part(x, g, u, d, 0, n)
-    ),
-    "rank 0 has the first features; the order is the other way round": (
-        lambda x, g, u, d, rank, n: _part(x, g, u, d, n - 1 - rank, n)
-    ),
-    "each rank takes every num_ranks-th feature; it has neighbours": (
-        lambda x, g, u, d, rank, n: _mlp(x, g[rank::n], u[rank::n], d[:, rank::n])
-    ),
-    "that begins one rank too early: rank 0 has the first features, from rank * size on": (
-        lambda x, g, u, d, rank, n: _features(x, g, u, d, _before(g, rank, n))
-    ),
-    "the slice begins at rank; each rank has `size` features, so begin at rank * size": (
-        lambda x, g, u, d, rank, n: _features(x, g, u, d, slice(rank, rank + len(g) // n))
-    ),
-    "this part is divided by num_ranks; the parts are added up, so no part is a mean": (
-        lambda *case: _part(*case) / case[-1]
-    ),
-    "silu is missing": lambda x, g, u, d, rank, n: (
-        (x @ g.chunk(n)[rank].T) * (x @ u.chunk(n)[rank].T) @ d.chunk(n, 1)[rank].T
-    ),
-    "silu belongs to the gate's product alone": lambda x, g, u, d, rank, n: (
-        F.silu((x @ g.chunk(n)[rank].T) * (x @ u.chunk(n)[rank].T)) @ d.chunk(n, 1)[rank].T
-    ),
-    "gate and up have changed places": lambda x, g, u, d, rank, n: _part(x, u, g, d, rank, n),
+RANK_SLIPS: Slips = slips_of(
+    _part,
+    """
+    slice(rank * size, (rank + 1) * size) → slice(None)
+        this is the whole MLP; the sum over the ranks would be num_ranks times too large
+    slice(rank * size, (rank + 1) * size) → slice(None)
+    down[:, own].T → down.T / num_ranks
+        it is divided by num_ranks; the parts are added up, so no part is a mean
+    slice(rank * size, (rank + 1) * size) → slice(size)
+        every rank takes the features of rank 0; begin at rank * size
+    rank * size, (rank + 1) * size → (num_ranks - 1 - rank) * size, (num_ranks - rank) * size
+        rank 0 has the first features; the order is the other way round
+    slice(rank * size, (rank + 1) * size) → slice(rank, None, num_ranks)
+        each rank takes every num_ranks-th feature; it has neighbours
+    rank * size, (rank + 1) * size → (rank - 1) * size, rank * size
+        that begins one rank too early: rank 0 has the first features, from rank * size on
+    slice(rank * size, (rank + 1) * size) → slice(rank, rank + size)
+        the slice begins at rank; each rank has `size` features, so begin at rank * size
+    (rank + 1) * size) → size)
+        the slice ends at `size`; its second number is where it ends, (rank + 1) * size
+    (rank + 1) * size) → (rank + 1) * size - 1)
+        the last feature of the rank is missing; a slice ends before its second number
+    len(gate) // num_ranks → len(gate) // 2
+        the size is that of two ranks; divide by num_ranks
+    len(gate) // num_ranks → 256
+        the size is a fixed number; it is len(gate) // num_ranks, for any MLP
+    len(gate) // num_ranks → len(x) // num_ranks
+        the size is a number of tokens; a rank has a part of the features, len(gate) of them
+    len(gate) // num_ranks → len(x) // num_ranks
+    (x @ gate[own].T) → (x[own] @ gate.T)
+    (x @ up[own].T) → (x[own] @ up.T)
+    down[:, own] → down
+        the tokens are cut; every rank has all tokens, and some of the features
+    len(gate) // num_ranks → x.shape[1] // num_ranks
+    (x @ gate[own].T) → (x[:, own] @ gate[:, own].T)
+    (x @ up[own].T) → (x[:, own] @ up[:, own].T)
+    down[:, own] → down
+        x is cut; every rank has all numbers of x, and some of the inner features
+    return (F.silu → return x + (F.silu
+        x itself is added; the layer does this once, after the sum over the ranks
+    down[:, own].T → down[:, own].T / num_ranks
+        this part is divided by num_ranks; the parts are added up, so no part is a mean
+    F.silu(x @ gate[own].T) → (x @ gate[own].T)
+        silu is missing
+    F.silu( → torch.sigmoid(
+        that is the sigmoid; silu(x) is x * sigmoid(x)
+    F.silu(x @ gate[own].T) * (x @ up[own].T) → F.silu((x @ gate[own].T) * (x @ up[own].T))
+        silu belongs to the gate's product alone
+    F.silu(x @ gate[own].T) * (x @ up[own].T) → F.silu(x @ up[own].T) * (x @ gate[own].T)
+        gate and up have changed places
+    """,
+)
+SIZE = INNER // CASES[0][1]
+UNFIT = {  # the shapes of the first case that PyTorch could not multiply → why
+    f"{TOKENS}x{SIZE} and {INNER}x{HIDDEN}": "down is whole; take the columns of own features",
+    f"{TOKENS}x{SIZE} and {HIDDEN}x{INNER}": "down is whole; take the columns of own features",
+    f"{TOKENS}x{INNER} and {SIZE}x{HIDDEN}": "gate and up are whole; take the rows of own features",
+    f"{TOKENS}x{SIZE} and {INNER}x{SIZE}": "a feature is a column of down, not a row",
+    f"{TOKENS}x{HIDDEN} and {SIZE}x{INNER}": "a feature is a row of gate and of up, not a column",
+    f"{TOKENS}x{SIZE} and {HIDDEN}x{SIZE}": "the part of down is not transposed; write .T",
+    f"{TOKENS}x{HIDDEN} and {SIZE}x{HIDDEN}": "gate or up is not transposed; write .T",
+    f"{TOKENS}x{HIDDEN} and {INNER}x{HIDDEN}": "gate or up is not transposed; write .T",
 }
 
 
+def _why(error: Exception) -> str:
+    if "process group" in str(error):
+        return "The all-reduce is done after your function; return this rank's part alone"
+    return next((why for shapes, why in UNFIT.items() if f"({shapes})" in str(error)), "")
+
+
 def check_rank_mlp(function: RankMlp) -> Verdict:
-    """Check a learner's function(x, gate, up, down, rank, num_ranks) → this rank's summand."""
+    """Check a learner's function(x, gate, up, down, rank, num_ranks) → this rank's part of the sum.
+
+    It must also be one that can be sent to the ranks.
+    """
     draw = torch.Generator().manual_seed(0)
-    x, gate, up = (torch.randn(n, 6, generator=draw) for n in (3, 12, 12))
-    down = torch.randn(6, 12, generator=draw)
+    x, gate, up = (torch.randn(n, HIDDEN, generator=draw) for n in (TOKENS, INNER, INNER))
+    down = torch.randn(HIDDEN, INNER, generator=draw)
+
+    def cannot_travel() -> str:
+        try:
+            send(function)
+        except ValueError:
+            return (
+                "the numbers are right, but it cannot be sent to another process: write a plain "
+                "`def rank_mlp`: no decorator, no class, no function of your own as a default"
+            )
+        return ""
 
     return judge(
         *("rank_mlp", function, _part, [(x, gate, up, down, *case) for case in CASES], RANK_SLIPS),
         "rank_mlp: the parts of 2, 3, 4 and 6 ranks add up to the whole MLP",
         where=lambda got, x, gate, up, down, rank, n: f"rank {rank} of {n}",
         otherwise=lambda *_: "these are not the sums of its features' products",
-        explain="gate and up give rows to a rank, down gives columns: down[:, own].",
+        explain=_why,
+        then=cannot_travel,
     )

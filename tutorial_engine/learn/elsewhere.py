@@ -14,26 +14,64 @@ class Piece(NamedTuple):
     """One idea under four names; "" where an engine has no such thing of its own."""
 
     ours: str  # room.module.name, below tutorial_engine
+    what: str  # it is, and the notebook that has it
     vllm: str
     sglang: str
     llama_cpp: str
 
 
 PIECES = (
-    Piece("cache.storage.KVStorage", "kv_caches", "MHATokenToKVPool", "llama_kv_cache"),
-    Piece("cache.blocks.BlockManager", "BlockPool", "RadixCache, TokenToKVPoolAllocator", ""),
-    Piece("cache.paged.PagedKVCache", "KVCacheManager", "ReqToTokenPool", ""),
-    Piece("model.batch.Batch.slot_mapping", "slot_mapping", "out_cache_loc", "slot_info"),
-    Piece("cache.cell_table.CellTable", "", "", "llama_kv_cells"),
-    Piece("cache.cell_table.CellTable.find_slot", "", "", "find_slot"),
-    Piece("cache.cells.CellKVCache.apply_shifts", "", "", "build_rope_shift"),
-    Piece("engine.scheduler.Scheduler", "Scheduler", "Scheduler", "server_context"),
-    Piece("engine.request.Request", "Request", "Req", "server_slot"),
-    Piece("model.batch.Batch", "InputBatch", "ForwardBatch", "llama_ubatch"),
-    Piece("engine.engine.LLMEngine", "LLMEngine", "Engine", "server_context"),
-    Piece("engine.runner.ModelRunner", "GPUModelRunner", "ModelRunner", "llama_context"),
     Piece(
-        "parallel.tensor_parallel.RowParallelLinear", "RowParallelLinear", "RowParallelLinear", ""
+        *("model.batch.Batch", "tokens of a forward (01)"),
+        *("InputBatch", "ForwardBatch", "llama_ubatch"),
+    ),
+    Piece(
+        *("model.batch.Batch.slot_mapping", "slot of each token (02)"),
+        *("slot_mapping", "out_cache_loc", "slot_info"),
+    ),
+    Piece(
+        *("cache.storage.KVStorage", "K and V, slot by slot (02)"),
+        *("kv_caches", "MHATokenToKVPool", "llama_kv_cache"),
+    ),
+    Piece(
+        *("engine.request.Request", "prompt, answer, state (03)"),
+        *("Request", "Req", "server_slot"),
+    ),
+    Piece(
+        *("engine.scheduler.Scheduler", "plans a step (03)"),
+        *("Scheduler", "Scheduler", "server_context"),
+    ),
+    Piece(
+        *("engine.engine.LLMEngine", "the loop of steps (03)"),
+        *("LLMEngine", "Engine", "server_context"),
+    ),
+    Piece(
+        *("engine.runner.ModelRunner", "runs a planned step (04)"),
+        *("GPUModelRunner", "ModelRunner", "llama_context"),
+    ),
+    Piece(
+        *("cache.paged.PagedKVCache", "memory in pages (04)"),
+        *("KVCacheManager", "ReqToTokenPool", ""),
+    ),
+    Piece(
+        *("cache.cell_table.CellTable", "who owns which cell (04)"),
+        *("", "", "llama_kv_cells"),
+    ),
+    Piece(
+        *("cache.cell_table.CellTable.find_slot", "finds free cells (04)"),
+        *("", "", "find_slot"),
+    ),
+    Piece(
+        *("cache.cells.CellKVCache.apply_shifts", "turns K after a shift (04)"),
+        *("", "", "build_rope_shift"),
+    ),
+    Piece(
+        *("cache.blocks.BlockManager", "hands out blocks (04, 05)"),
+        *("BlockPool", "RadixCache, TokenToKVPoolAllocator", ""),
+    ),
+    Piece(
+        *("parallel.tensor_parallel.RowParallelLinear", "a part, then the sum (A1)"),
+        *("RowParallelLinear", "RowParallelLinear", "llama_split_mode"),
     ),
 )
 
@@ -49,12 +87,13 @@ def find(name: str) -> object:
 
 
 def names_elsewhere() -> str:
-    """All pieces, a line each."""
-    head = Piece("here", "vLLM", "SGLang", "llama.cpp")
-    lines = [head, *PIECES]
-    for piece in PIECES:
-        find(piece.ours)
-    wide = [max(len(line[i]) for line in lines) + 2 for i in range(len(head))]
+    """All pieces, a line each: what it is, and the names."""
+    lines: list[tuple[str, ...]]
+    lines = [("what it is (notebook)", "here", "vLLM", "SGLang", "llama.cpp")]
+    for ours, what, *theirs in PIECES:
+        find(ours)
+        lines.append((what, ours.split(".", 2)[2], *theirs))
+    wide = [max(map(len, column)) + 2 for column in zip(*lines, strict=True)]
     rows = ("".join(f"{cell or '–':<{wide[i]}}" for i, cell in enumerate(line)) for line in lines)
     return "\n".join(row.rstrip() for row in rows)
 

@@ -46,12 +46,6 @@ class ParallelReport:
     seconds_alone: float | None = None
 
     @property
-    def reduced_bytes_per_token(self) -> int:
-        """Two all-reduces a layer, each of a token's hidden state."""
-        itemsize = getattr(torch, self.dtype).itemsize
-        return 2 * self.sizes["num_hidden_layers"] * self.sizes["hidden_size"] * itemsize
-
-    @property
     def ranks_agree(self) -> bool:
         """All ranks had the same logits, bit by bit, and recorded the same events."""
         return len(set(self.digests)) == 1
@@ -81,6 +75,7 @@ class ParallelReport:
     def summary(self) -> str:
         """What matters, in integers and verdicts, a line each."""
         layers, marks = self.sizes["num_hidden_layers"], {True: "✔", False: "✘", None: "not run"}
+        itemsize = getattr(torch, self.dtype).itemsize
         bound = "not run" if self.tolerance is None else f"{self.tolerance:.2g}"
         ranks = [
             f"rank {rank}: {weights:,} bytes of weights, {kv:,} of K/V"
@@ -94,9 +89,9 @@ class ParallelReport:
                 f"alone:  {self.weight_bytes_alone:,} bytes of weights, {self.kv_bytes_alone:,} "
                 f"of K/V ({self.replicated_bytes:,} of the weights are on every rank)",
                 f"{self.num_tokens} tokens in {self.num_forwards} forwards: {self.traffic.calls} "
-                f"all-reduces = 2 · {layers} layers · {self.num_forwards}, of "
-                f"{self.traffic.bytes:,} bytes = {self.num_tokens} · "
-                f"{self.reduced_bytes_per_token:,}",
+                f"all-reduces = 2 · {layers} layers · {self.num_forwards}",
+                f"their sums: {self.traffic.bytes:,} bytes = {self.num_tokens} tokens · "
+                f"2 · {layers} layers · {self.sizes['hidden_size']} numbers · {itemsize} bytes",
                 *(f"your MLP ran on each rank, {calls} times" for calls in mine),
                 f"all ranks the same logits, bit by bit, and the same events: "
                 f"{marks[self.ranks_agree]}",

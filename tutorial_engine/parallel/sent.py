@@ -6,7 +6,9 @@ and what is imported from them by name. Knows Python functions; knows no rank.
 
 import builtins
 import dis
+import io
 import marshal
+import pickle
 from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
 from types import CodeType, FunctionType, ModuleType
@@ -19,6 +21,7 @@ class Sent(NamedTuple):
     name: str
     code: bytes
     defaults: tuple[Any, ...] | None
+    named_defaults: Mapping[str, Any] | None
     modules: Mapping[str, str]
     others: Mapping[str, Any]
 
@@ -26,6 +29,7 @@ class Sent(NamedTuple):
         """The function again, in this process, which runs the same Python."""
         scope: dict[str, Any] = {}
         function = FunctionType(marshal.loads(self.code), scope, self.name, self.defaults)
+        function.__kwdefaults__ = dict(self.named_defaults or {})
         scope |= {"__builtins__": builtins, self.name: function}  # it may call itself
         scope |= {name: import_module(module) for name, module in self.modules.items()}
         for name, value in self.others.items():
@@ -33,8 +37,34 @@ class Sent(NamedTuple):
         return function
 
 
+class _Elsewhere(pickle.Unpickler):
+    """Reads as another process does, which has nothing that was defined in the module `home`."""
+
+    home = ""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if module == self.home:
+            raise ValueError(f"{name} is defined here")
+        return super().find_class(module, name)
+
+
 def send(function: Callable[..., Any]) -> Sent:
-    """ValueError for what is no plain function, or one defined inside another that it reads."""
+    """ValueError for what is no plain function, or one that reads what another process has not.
+
+    That is a variable of a function around it (as a decorator's function has), or a class or an
+    object of the notebook.
+    """
+    sent = _taken_apart(function)
+    try:
+        reader = _Elsewhere(io.BytesIO(pickle.dumps(sent)))
+        reader.home = function.__module__
+        reader.load()
+    except Exception as error:  # what pickle cannot do has many names
+        raise ValueError(f"{function!r} cannot be sent: {error}") from error
+    return sent
+
+
+def _taken_apart(function: Callable[..., Any]) -> Sent:
     if not isinstance(function, FunctionType) or function.__closure__:
         raise ValueError(f"{function!r} cannot be sent: define it as a function of its own")
     modules, others = dict[str, str](), dict[str, Any]()
@@ -44,11 +74,12 @@ def send(function: Callable[..., Any]) -> Sent:
             modules[name] = value.__name__
         elif isinstance(value, FunctionType) and value.__module__ == function.__module__:
             if value is not function:
-                others[name] = send(value)
+                others[name] = _taken_apart(value)
         elif name in function.__globals__:
             others[name] = value
     code = marshal.dumps(function.__code__)
-    return Sent(function.__name__, code, function.__defaults__, modules, others)
+    defaults = function.__defaults__, function.__kwdefaults__
+    return Sent(function.__name__, code, *defaults, modules, others)
 
 
 def _names(code: CodeType) -> Iterator[str]:

@@ -86,7 +86,7 @@ class RankMLP(nn.Module):
     """An MLP whose part is computed by a function of a learner's, then one all-reduce.
 
     The function gets the whole matrices, and takes this rank's part of them: (x [T, hidden], gate
-    and up [I, hidden], down [hidden, I], rank, num_ranks) → its summand [T, hidden].
+    and up [I, hidden], down [hidden, I], rank, num_ranks) → its part of the sum [T, hidden].
     """
 
     def __init__(self, whole: Any, function: Callable[..., Tensor], group: "RankGroup") -> None:

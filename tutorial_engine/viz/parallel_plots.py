@@ -27,7 +27,7 @@ COLUMNS = {
     "sum.1": (578.0, 34.0, ""),
     "mlp": (636.0, 166.0, "MLP: gate_up_proj, down_proj"),
     "sum.2": (822.0, 34.0, ""),
-    "head": (896.0, 92.0, "head"),
+    "head": (896.0, 92.0, "LM head"),
 }
 
 
@@ -218,9 +218,6 @@ def _caption(report: ParallelReport) -> str:
     )
     return (
         f"Each of {n} ranks has {heads} query heads, {kv_heads} K/V heads and {features} inner "
-        f"features of every layer, {report.weight_bytes[0]:,} of {report.weight_bytes_alone:,} "
-        f"bytes of weights and {report.kv_bytes[0]:,} of {report.kv_bytes_alone:,} of K/V; "
-        f"{report.num_tokens} tokens in {report.num_forwards} forwards took {report.traffic.calls} "
-        f"all-reduces (2 a layer and forward) of {report.traffic.bytes:,} bytes together, "
-        f"{report.reduced_bytes_per_token:,} a token."
+        f"features of every layer. The {report.traffic.calls} all-reduces of this run added up "
+        f"{report.traffic.bytes:,} bytes on each rank."
     )

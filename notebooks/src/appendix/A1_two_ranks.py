@@ -1,9 +1,9 @@
 # %% [markdown]
 # # A1 · Two ranks, and names in other engines
 #
-# This appendix takes about 40 minutes. In it one model runs on two processes at once, and your own function
-# computes the MLP in both. You should have done notebooks 01 to 03. The last section tells you what to search for
-# when you read the source of vLLM, SGLang or llama.cpp.
+# This appendix comes after notebook 04, and takes about 40 minutes. In it one model runs on two processes at once, and
+# your own function computes the MLP in both. The last section tells you what to search for when you read the source of
+# vLLM, SGLang or llama.cpp.
 
 # %%
 import torch
@@ -23,17 +23,17 @@ print(c.num_key_value_heads, "K/V heads, MLP of", c.intermediate_size)
 # %% [markdown]
 # ## 1 · Split a model
 #
-# **Objective:** divide the work of one layer, so that two machines can do it.
+# **Objective:** divide the work of one layer between two ranks.
 #
-# A large model does not fit into one GPU. *Tensor parallelism* gives each process, called a **rank**, a part of every
-# large matrix of a layer. In attention, each rank has some of the heads, with their K and V. In the MLP, each rank has
-# some of the *inner features*, the I numbers between its matrices. Both parts end with a matrix product, and this
-# product is a sum over the heads or features. So each rank computes its part of the sum. Adding up these parts, so
-# that all ranks have the whole sum, is called an **all-reduce**.
+# A large model does not fit into one GPU. *Tensor parallelism* gives each **rank** a part of every large matrix of a
+# layer. A rank is a process, usually with a GPU of its own. In attention, it has some of the heads, with their K and V.
+# In the MLP, it has some of the *inner features*, the I numbers between the matrices. Both end with a matrix
+# product, which is a sum over the heads or features. So each rank computes its part of the sum. Adding up these parts,
+# so that all ranks have the whole sum, is called an **all-reduce**.
 
 # %% [markdown]
-# (Ours keeps the embedding and the head whole on each rank. vLLM and SGLang cut these too, along the vocabulary. This
-# costs one more all-reduce, and one gather of the logits.)
+# (Ours keeps the embedding and the LM head whole on each rank. vLLM and SGLang cut these too, along the vocabulary.
+# This costs one more all-reduce, and one gather of the logits.)
 #
 # Here is an MLP that is small enough to be read: four inner features, two on each rank.
 
@@ -47,14 +47,17 @@ down = torch.tensor([[1.0, 0.0, 1.0, 2.0], [0.0, 1.0, -1.0, 1.0]])
 mlp_split(x, gate, up, down)
 
 # %% [markdown]
-# A line is one inner feature: a row of `gate`, a row of `up` and a column of `down`. No line needs another line. So a
+# A line of the picture is one inner feature: a row of `gate`, a row of `up` and a column of `down`. No line needs another line. So a
 # rank can have some of them, with nothing to ask before the sum at the end.
 
 # %% [markdown]
 # ### Exercise 1: one rank's part of the MLP (10 minutes)
 #
 # The whole MLP is `(silu(x @ gate.T) * (x @ up.T)) @ down.T`. It has I inner features. Rank 0 has the first ones,
-# rank 1 the next, and so on; `num_ranks` divides I.
+# rank 1 the next, and so on. I can be divided by `num_ranks`.
+#
+# Try the small MLP first, in a cell of your own: `rank_mlp(x[None], gate, up, down, 0, 2)` should give the part of rank
+# 0 in the picture. (`x[None]` is one token, [1, hidden].)
 #
 # <details><summary>Hint</summary>In the picture, a rank has its own lines. How many features has a rank, and which
 # is its first? Compute the whole formula with the numbers of these features only. <code>F.silu</code> is the SiLU.
@@ -67,7 +70,7 @@ mlp_split(x, gate, up, down)
 
 # %% tags=["exercise"]
 def rank_mlp(x, gate, up, down, rank, num_ranks):
-    """x [T, hidden], gate and up [I, hidden], down [hidden, I] -> this rank's summand [T, hidden]."""
+    """x [T, hidden], gate and up [I, hidden], down [hidden, I] -> this rank's part [T, hidden]."""
     ### BEGIN SOLUTION
     size = len(gate) // num_ranks
     own = slice(rank * size, (rank + 1) * size)
@@ -82,14 +85,18 @@ check_rank_mlp(rank_mlp)
 
 # %% [markdown]
 # In section 2 your function runs in the two processes. The package cuts the matrices once, when the model is loaded:
-# so a rank keeps only its part in memory. `o_proj` and `down_proj` are replaced by this class. A rank keeps the
-# columns that belong to its heads or features. (The class is called *row* parallel, in vLLM too, because PyTorch
-# stores the matrix transposed.)
+# so a rank keeps only its part in memory. `qkv_proj` and `gate_up_proj` are cut by rows, and need no all-reduce.
+# `o_proj` and `down_proj` are cut by columns and put into the class below. It cuts nothing: it adds the all-reduce.
+# (A bias would be added once, after the sum.) The class is called *row* parallel, in vLLM too: in `x @ W.T` the
+# columns of W are the rows of `W.T`.
 
 # %%
 from tutorial_engine.parallel import RowParallelLinear
+from tutorial_engine.parallel.tensor_parallel import RankGroup
 
 show_source(RowParallelLinear)
+print()
+show_source(RankGroup.all_reduce)  # `dist` is torch.distributed
 
 # %% [markdown]
 # ## 2 · Run it
@@ -115,7 +122,7 @@ predictions.ask(
 )
 
 # %% [markdown]
-# Now three short stories run on two processes of this machine. If your `rank_mlp` is right, it computes the MLP of
+# Now three short stories run on two ranks, both on this CPU. If your `rank_mlp` is right, it computes the MLP of
 # every layer in both. It is given the whole matrices, and takes its part. (The bytes below are those of a rank that
 # has cut its matrices.) In the end rank 0 runs all of it once more, alone.
 
@@ -126,7 +133,8 @@ mine = rank_mlp if check_rank_mlp(rank_mlp).ok else None  # None: the package's 
 report = run_ranks(2, mlp=mine)
 if predictions.reveal("ranks", report.traffic.calls // report.num_forwards):
     print(f"{report.traffic.calls} all-reduces in {report.num_forwards} forwards")
-    print(f"your rank_mlp ran in both ranks: {report.mlp_calls or 'no'} calls in each")
+    ran = f"was called {report.mlp_calls} times in each" if report.mlp_calls else "did not run"
+    print(f"your rank_mlp {ran}")
 
 # %% tags=["figure-ranks"]
 from tutorial_engine.viz import ranks_picture
@@ -139,20 +147,25 @@ if answered := predictions.reveal("memory", answer):
     print(f"a rank has {weights:.0%} of the weights and {share:.0%} of the K/V cache")
 ranks_picture(report) if answered else None
 
+# %%
+for ids, text in zip(report.prompt_token_ids, report.texts, strict=True):
+    print(f"{tokenizer.decode(ids)} |{text}")
+
 # %% [markdown]
 # **There are two reasons to do this.** A rank needs about half of the memory. (It is more than half because every rank
-# has the whole embedding, head and norms.) And in decode each GPU reads only about half of the weights (notebook 02),
+# has the whole embedding, LM head and norms.) And in decode each GPU reads only about half of the weights (notebook 02),
 # so a token can take less time.
 #
-# The text is the same. All ranks have the same logits, bit by bit, because an all-reduce gives all of
-# them the same sum. Against one process the logits differ by rounding only: their sums have another order.
+# The texts are those of one process. All ranks have the same logits, bit by bit, because an all-reduce gives all of
+# them the same sum. Against one process the logits differ by rounding only: their sums have another order. (*gloo* is
+# the library that carries the sums between CPU processes. Between GPUs it is NCCL.)
 
 # %% [markdown]
 # There are two all-reduces in each layer, one after attention and one after the MLP, however many tokens run.
-# What grows with the tokens is the size of the sum: the hidden state of every token. Is this much? The next cell
-# *computes* it for Qwen3-8B on two H100 GPUs; nobody ran it. `BANDWIDTH`, the speed of a GPU's memory, was measured.
+# What grows with the tokens is the size of the sum: the hidden state of every token. Is this much? The next cells
+# *compute* it for Qwen3-8B on H100 GPUs, with nothing done at the same time; nobody ran it. `BANDWIDTH`, the speed of a GPU's memory, was measured.
 # `PEAK`, the speed of its arithmetic, and the speeds of the links NVLink and PCIe are from data sheets. `START`, the
-# time that the smallest all-reduce takes, is a guess: change it.
+# time that the smallest all-reduce takes, is a guess. Each of two ranks sends about one whole sum.
 
 # %%
 from tutorial_engine.lab import BANDWIDTH, forward_flops, weight_bytes
@@ -164,13 +177,17 @@ sizes = {"model_type": "qwen3", "hidden_size": 4096, "intermediate_size": 12288}
 sizes |= {"num_hidden_layers": 36, "num_attention_heads": 32, "tie_word_embeddings": False}
 whole = ModelConfig.from_dict(QWEN3_06B | sizes)  # the shape of Qwen3-8B
 half = shard_config(whole, 2)
-PEAK, NVLINK, PCIE, START = 989e12, 450e9, 64e9, 10e-6  # operations, bytes a second; seconds
+PEAK, START = 989e12, 10e-6  # operations a second; seconds
+NVLINK, PCIE = 450e9, 64e9  # bytes a second, one way; data sheets often add up both ways
 num_sums, state = 2 * 36, 4096 * 2  # all-reduces; bytes of a token's hidden state
 
 summed = 8000 * num_sums * state
-print(f"A prompt of 8,000 tokens: {1e3 * forward_flops(half, 8000) / PEAK:.0f} ms of arithmetic")
-print(f"  and {summed / 1e9:.1f} GB of sums on each GPU:", end=" ")
-print(f"{1e3 * summed / NVLINK:.0f} ms over NVLink, {1e3 * summed / PCIE:.0f} ms over PCIe 5.")
+one, part = (1e3 * forward_flops(config, 8000) / PEAK for config in (whole, half))
+print(f"A prompt of 8,000 tokens: one GPU computes for {one:.0f} ms.")
+for link, speed in {"PCIe 5": PCIE, "NVLink": NVLINK}.items():
+    sums = 1e3 * summed / speed
+    print(f"  Two over {link}: {part + sums:.0f} ms, with {sums:.0f} ms", end=" ")
+    print(f"for {summed / 1e9:.1f} GB of sums.")
 
 # %%
 alone, each = (1e3 * weight_bytes(c, itemsize=2) / BANDWIDTH for c in (whole, half))
@@ -180,9 +197,22 @@ print(
 )
 print(f"  and do {num_sums} all-reduces in {starts:.1f} ms: together {each + starts:.1f} ms.")
 
+# %%
+predictions.ask(
+    "start",
+    "With a slower link each all-reduce takes longer. From which START on are two GPUs no faster "
+    "in this decode step?",
+    ["33 µs", "65 µs", "71 µs"],
+)
+
+# %%
+break_even = (alone - each) / num_sums  # what the smaller weights save, for each all-reduce
+if predictions.reveal("start", f"{1e3 * break_even:.0f} µs"):
+    print(f"({alone:.2f} − {each:.2f}) ms / {num_sums} all-reduces")
+
 # %% [markdown]
-# So two GPUs save time in a decode step, if an all-reduce starts quickly enough. For a long prompt the link decides:
-# over PCIe the sums take about as long as the arithmetic.
+# So the link decides. For this long prompt two GPUs over PCIe are slower than one, and over NVLink much faster. In a
+# decode step the sums are small, and what counts is the time to start them.
 
 # %% [markdown]
 # Here each rank runs its own scheduler and its own block manager. All of them decide the same, because they
@@ -195,9 +225,9 @@ from tutorial_engine.learn import box
 box("ranks")
 
 # %% [markdown]
-# **Where does it end?** The cache of a rank holds the K/V heads of this rank only. Four ranks cannot share the work: 4
-# divides neither the 6 query heads nor the 2 K/V heads. Other engines copy K/V heads to more ranks. This does not
-# help with 6 query heads on 4 ranks. The package refuses it before a process starts.
+# **Where does it end?** 6 query heads and 2 K/V heads cannot be shared equally among 4 ranks. Other engines copy K/V
+# heads to more ranks, but 6 query heads do not fit 4 ranks in any case. The package refuses it before a process starts.
+# (`tp_size` is the number of ranks, in vLLM and SGLang too.)
 
 # %%
 try:
@@ -206,8 +236,9 @@ except ValueError as error:
     print(error)
 
 # %% [markdown]
-# Here is one more row of the ledger, and the time of both ways, measured in rank 0. With this tiny model two ranks
-# are slower here: there is little arithmetic to divide, and each sum is sent from one process to the other.
+# Here is one more row of the ledger (with the package's MLP, not yours), and the time of both ways, measured in rank
+# 0. With this tiny model two ranks are slower here: there is little arithmetic to divide, and each sum is sent from one
+# process to the other.
 
 # %%
 from tutorial_engine.lab import equality_ledger as ledger, ledger_table as table, our_paths
@@ -227,8 +258,8 @@ print(f"measured here: one rank {report.seconds_alone:.2f} s, two {report.second
 #
 # **Objective:** find your way in real engines.
 #
-# Each line is one thing that you know from these notebooks, with the name to search for in the other engines.
-# A dash says that an engine has no such thing of its own.
+# Each line is one thing from these notebooks, with its name here and the name to search for in the other engines. The
+# number says which notebook has it. A dash says that an engine has no such thing of its own.
 
 # %%
 from tutorial_engine.learn import names_elsewhere
