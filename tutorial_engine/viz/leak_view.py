@@ -190,12 +190,12 @@ def _block(
 
 
 def _whose(leak: Leak, slots: tuple[Held, ...]) -> str:
-    """Of whom most of it is, and from where in the text; how many are older."""
+    """Of whom most of it is, and from where in the text; of whom the rest still is."""
     owners = [slot.who for slot in slots]
     most = max(owners, key=lambda who: (owners.count(who), who))
     positions = [slot.position for slot in slots if slot.who == most]
-    others = len(slots) - len(positions)
-    older = f" (and {others} older)" if others else ""
+    others = [leak.names[who] for who in owners if who != most]
+    older = f" (and {len(others)} still of {listed(dict.fromkeys(others))})" if others else ""
     return f"{numbered(positions, 'token')} of {leak.names[most]}{older}"
 
 
