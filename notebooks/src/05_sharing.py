@@ -178,7 +178,8 @@ print("tokens found in the prefix cache:", found_by(run))
 # makes this practically impossible. But a short TTFT tells a user that somebody has sent this text before. A **salt**
 # prevents this: the first hash of a chain begins with a text of your choice. Then only requests with the same salt
 # share blocks, for example those of one user. Here the salt belongs to the memory (`use_salt`), in vLLM to each request.
-#
+
+# %% [markdown]
 # SGLang has the same idea without blocks. It keeps texts in a *radix tree* until they are evicted: a branch holds tokens,
 # and a new request walks down as far as its tokens agree. So it also finds the tokens that fill no block. C is a third text:
 
@@ -270,16 +271,11 @@ block_view(pool_of_7.trace.trace(), step=1, labels=labels)
 # stays out of the queue. Blocks without a hash go to the front, the others to the end. In both parts the last block of the
 # table comes first. (After a step that failed, several blocks of a request have no hash.)
 #
-# For example, with `table = [0, 1, 2, 3, 4]` and `hashes = {0: "c4", 1: "5e", 2: "a7", 3: None, 4: None}`:
+# For example, `table` is `[0, 1, 2, 3, 4]`, blocks 3 and 4 have no hash, and another request holds 0, too. Then
+# `ref_cnt[0]` goes from 2 to 1, the others from 1 to 0, and `free_queue` from `[7, 8]` to `[4, 3, 7, 8, 2, 1]`.
 #
-# | name | before | after |
-# |---|---|---|
-# | `ref_cnt` | `{0: 2, 1: 1, 2: 1, 3: 1, 4: 1}` | `{0: 1, 1: 0, 2: 0, 3: 0, 4: 0}` |
-# | `free_queue` | `[7, 8]` | `[4, 3, 7, 8, 2, 1]` |
-#
-# <details><summary>Hint</summary>First count the holders down. Then make the list of the blocks that nobody holds any
-# more, from the last to the first, and divide it in two: those <code>without</code> and those <code>with_hash</code>.
-# <code>free_queue[:] = ...</code> changes the list in place.</details>
+# <details><summary>Hint</summary>First count the holders down. Then list the blocks that nobody holds any more, from the
+# last to the first, and divide the list in two. <code>free_queue[:] = ...</code> changes a list in place.</details>
 
 
 # %% tags=["exercise"]
@@ -750,7 +746,7 @@ for name, table in before["blocks"].items():
 
 # %%
 predictions.ask(
-    "step 41",
+    "full",
     "In step 41, r1 needs one more block. Somebody gives way. How many blocks are free after this step?",
     ["1", "2", "4"],
 )
@@ -759,7 +755,7 @@ predictions.ask(
 # The next cell shows this step, as vLLM planned it and as `server` did. In how many steps do your parts decide the same?
 
 # %%
-chosen = predictions.reveal("step 41", after["free_blocks"])
+chosen = predictions.reveal("full", after["free_blocks"])
 server.beside_vllm(show_step=41) if chosen else None
 
 # %% [markdown]
