@@ -1330,6 +1330,20 @@ def find_with_hashes(change: Function) -> Function:
     return changed
 
 
+def find_by_begins(
+    to_the_end: bool, tokens: list[int], size: int, hash_of: Function, cached: Cached
+) -> list[int]:
+    """A loop over where blocks begin; one that ends too late, or not at all."""
+    found, last, begin = [], None, 0
+    while begin < len(tokens) - 1:
+        last = hash_of(last if to_the_end else None, tokens[begin : begin + size])
+        if last not in cached:
+            break
+        found.append(cached[last])
+        begin += size if to_the_end else 0
+    return found
+
+
 def find_by_number(tokens: list[int], size: int, hash_of: Function, cached: Cached) -> list[int]:
     first = cached[hash_of(None, tokens[:size])]
     return [cached[hash_of(first, tokens[size : 2 * size])]]
@@ -1728,6 +1742,13 @@ EXERCISES |= {
             (free_in_a_new_list, "makes a new list that nobody else sees"),
             (lambda table, *rest: RIGHT["free"](table[:4], *rest), "left ref_cnt"),
             (free_and_forget, "free changes no hash"),
+            (
+                lambda t, c, queue, h: (
+                    RIGHT["free"](t, c, queue, h),
+                    None in h.values() and queue.sort(),
+                ),
+                "expected ref_cnt {5: 0, 2: 0, 9: 0, 3: 0} and the queue [3, 9, 7, 8, 2, 5]",
+            ),
         ],
     ),
     "take": Exercise(
@@ -1746,6 +1767,10 @@ EXERCISES |= {
             (find_with_hashes(lambda hash_of, *rest: hash_of(*rest)), "got 8 tokens in blocks"),
             (find_by_number, "hash_of got 5 as the parent"),
             (find_and_remove, "find only looks"),
+            (partial(find_by_begins, True), "no token is left to run"),
+            (lambda t, *rest: RIGHT["find"]([*t, 0], *rest), "no token is left to run"),
+            (lambda t, *rest: RIGHT["find"]([*t, 0], *rest)[:-1], "the last block counts, too"),
+            (partial(find_by_begins, False), "called again and again"),
             (but("find", set), "must return a list of blocks"),
         ],
     ),

@@ -31,6 +31,7 @@ from tutorial_engine.learn.verdict import Verdict
 from tutorial_engine.model.batch import Batch
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 from tutorial_engine.sampling.params import SamplingParams
+from tutorial_engine.trace.events import BlockCopied, Preempted
 from tutorial_engine.viz.jukebox_view import Take
 
 PROMPT = "Once upon a time Anna had a red kite."
@@ -567,6 +568,29 @@ def test_parts_of_all_earlier_notebooks_serve_in_the_engine(
         assert f"{name} (" in said
     only = bring(OwnServer(model, tokenizer), saved(tmp_path, True, of="03"), "plan_step")
     assert repr(only) == "✔ yours from my_03.ipynb: plan_step"
+
+
+def test_allocate_of_notebook_04_runs_with_shared_evicted_and_copied_blocks(
+    model: Qwen3ForCausalLM,
+    tokenizer: Tokenizer,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    server = OwnServer(model, tokenizer, memory="pages", num_blocks=12, block_size=4)
+    found = bring(server, saved(tmp_path, True, of="04"))
+    names = "num_blocks, slots, allocate, block_attention"
+    assert repr(found) == f"✔ yours from my_04.ipynb: {names}"
+    start = "Once upon a time Anna had a red kite."
+    for prompts, params in (
+        ([start, f"{start} Ben", "One day"], SamplingParams(max_tokens=12, ignore_eos=True)),
+        ([start], SamplingParams(max_tokens=6, n=2, temperature=1.0, seed=1)),
+    ):
+        run = server.serve(prompts, params)
+        said = capsys.readouterr().out
+        assert re.search(r"allocate \(\d\d+ calls\)", said) and said.count("✔") == 1, said
+        kind = Preempted if len(prompts) > 1 else BlockCopied
+        assert any(isinstance(event, kind) for event in run.trace.events)
+    assert "203 of 203 steps are vLLM's" in repr(server.beside_vllm())
 
 
 def test_a_file_without_a_number_is_refused(cached: OwnEngine) -> None:

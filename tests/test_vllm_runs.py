@@ -140,6 +140,7 @@ def test_another_free_order_shows_in_the_steps_and_not_in_the_tokens() -> None:
     for line in (head, tail):
         steps = int(re.findall(r"(\d+) of 203 steps", line)[0])
         assert steps < 100 and "16 of 16 requests" in line
+    assert "(170 have its plan)" in head and "(203 have its plan)" in tail
 
 
 def test_blocks_that_are_handed_out_in_another_order_are_seen() -> None:

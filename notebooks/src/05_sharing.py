@@ -139,8 +139,10 @@ block_view(sharing_two.trace.trace(), step=1, labels=labels) if chosen else None
 # run.
 #
 # <details><summary>Hint</summary>Go through the prompt block by block, and remember the hash of the last block.
-# For 12 tokens in blocks of 4, how many blocks may be found? And for 13? <code>range(block_size,
-# len(token_ids), block_size)</code> gives the places where such blocks end.</details>
+# For 12 tokens in blocks of 4, how many blocks may be found? And for 13?</details>
+#
+# <details><summary>Second hint</summary><code>range(block_size, len(token_ids), block_size)</code> gives the places
+# where such blocks end.</details>
 
 
 # %% tags=["exercise"]
@@ -173,12 +175,13 @@ print("tokens found in the prefix cache:", found_by(run))
 
 # %% [markdown]
 # If two different texts had the same hash, one user would read another user's K and V. The package uses SHA-256, which
-# makes this practically impossible. The first hash of a chain can also begin with a **salt**, a text of your choice. Then only
-# requests with the same salt share blocks, for example those of one user. Here the salt belongs to the memory
-# (`use_salt`), in vLLM to each request.
-#
-# SGLang has the same idea without blocks. It keeps all known texts in a *radix tree*: a branch holds tokens, and a
-# new request walks down as far as its tokens agree. So it also finds the tokens that fill no block. C is a third text:
+# makes this practically impossible. But a short TTFT tells a user that somebody has sent this text before. A **salt**
+# prevents this: the first hash of a chain begins with a text of your choice. Then only requests with the same salt
+# share blocks, for example those of one user. Here the salt belongs to the memory (`use_salt`), in vLLM to each request.
+
+# %% [markdown]
+# SGLang has the same idea without blocks. It keeps texts in a *radix tree* until they are evicted: a branch holds tokens,
+# and a new request walks down as far as its tokens agree. So it also finds the tokens that fill no block. C is a third text:
 
 # %% tags=["figure-radix"]
 from tutorial_engine.viz import radix_tree
@@ -199,8 +202,8 @@ box("radix")
 # writes the K and V of all tokens of the step, and only then reads.</details>
 #
 # <details><summary>What if the forward fails?</summary>Then some layers may have written K and V, and others
-# not. So the hashes of this step are taken back. A runs these tokens again. If A is gone, the request that found them
-# does.</details>
+# not. So the hashes of this step are taken back. A runs these tokens again. If A was cancelled, the request that
+# found these blocks runs the tokens.</details>
 #
 # <details><summary>What if two requests compute the same block?</summary>Both get the same hash. The first one is found; when
 # it is evicted, the second one is found.</details>
@@ -266,18 +269,13 @@ block_view(pool_of_7.trace.trace(), step=1, labels=labels)
 #
 # `free` changes `ref_cnt` and `free_queue` in place, and only reads `hashes`. A block that another request still holds
 # stays out of the queue. Blocks without a hash go to the front, the others to the end. In both parts the last block of the
-# table comes first.
+# table comes first. (After a step that failed, several blocks of a request have no hash.)
 #
-# For example, with `table = [0, 1, 2]` and `hashes = {0: "c4", 1: "5e", 2: None}`:
+# For example, `table` is `[0, 1, 2, 3, 4]`, blocks 3 and 4 have no hash, and another request holds 0, too. Then
+# `ref_cnt[0]` goes from 2 to 1, the others from 1 to 0, and `free_queue` from `[7, 8]` to `[4, 3, 7, 8, 2, 1]`.
 #
-# | name | before | after |
-# |---|---|---|
-# | `ref_cnt` | `{0: 2, 1: 1, 2: 1}` | `{0: 1, 1: 0, 2: 0}` |
-# | `free_queue` | `[7, 8]` | `[2, 7, 8, 1]` |
-#
-# <details><summary>Hint</summary>First count the holders down. Then make the list of the blocks that nobody holds any
-# more, from the last to the first, and divide it in two: those <code>without</code> and those <code>with_hash</code>.
-# <code>free_queue[:] = ...</code> changes the list in place.</details>
+# <details><summary>Hint</summary>First count the holders down. Then list the blocks that nobody holds any more, from the
+# last to the first, and divide the list in two. <code>free_queue[:] = ...</code> changes a list in place.</details>
 
 
 # %% tags=["exercise"]
@@ -327,7 +325,8 @@ leak_picture(story) if chosen else None
 # The hashes of user 1's beginning led to blocks 0 and 1. At first, these blocks did hold user 1's text. But
 # user 2 had taken both in the meantime, and *nobody forgot their old hashes*. So the model read K and V of " yellow",
 # " coat" and others as those of user 1's first words. These keys are still rotated for the positions 32 to 34 (RoPE,
-# notebook 01), and not for 0 to 2. The text is fluent all the same, and no error was raised. This is a *stale* read.
+# notebook 01), and not for 0 to 2. The text is fluent all the same, and no error was raised. This is a *stale* read:
+# what is read is old, and no longer valid.
 
 # %% [markdown]
 # ### Exercise 3: hand out a free block (5 minutes)
@@ -336,8 +335,11 @@ leak_picture(story) if chosen else None
 # under its old hash. (Here each hash belongs to one block. When two blocks hold the same text, the engine does the
 # bookkeeping for you.)
 #
-# <details><summary>Hint</summary>The first block of the queue is next. If it has a hash, take the hash out of
-# <code>cached</code>, and set <code>hashes[block]</code> to None.</details>
+# <details><summary>Hint</summary>Which block of the queue is next? If it has a hash, which two dictionaries still know
+# this hash?</details>
+#
+# <details><summary>Second hint</summary>Take the hash out of <code>cached</code> with <code>del</code>, and set
+# <code>hashes[block]</code> to None. A block without a hash is only taken out of the queue.</details>
 
 
 # %% tags=["exercise"]
@@ -394,13 +396,13 @@ if predictions.reveal("zoo", {0: "none of them", 2: "two", 5: "all five"}[wrong_
     print(stress_table(rows))
 
 # %% [markdown]
-# The first four columns count the answers with the right tokens: of three prompts, five requests, three samples of one prompt
-# and four requests. `found` counts the prompt tokens that were hits in
+# The first four columns are the four tests, each with its number of right answers. `found` counts the prompt tokens that were hits in
 # the last test. Fewer than in “no bug” means wasted work, more hits mean that wrong blocks were found. `integrity` is
 # the first error of `check_integrity`.
 #
 # No bug shows when a request is alone. Two show only when several requests run together, one only with samples, and one
-# only in the small pool, where blocks are used a second time. If blocks are freed head first, only `found` shows it. So a cache needs all these tests.
+# only in the small pool, where blocks are used a second time. If blocks are freed head first, only `found` shows it. So
+# testing requests alone is not enough: a cache needs the three other tests, and the count of hits.
 
 # %% [markdown]
 # Two bugs give a wrong token, and `check_integrity` says “fine”: tables, counts and hashes agree, but a hash stands for the
@@ -448,7 +450,7 @@ for case in runs[3:]:
 #
 # <details><summary>Hint</summary>Ask five questions of each run. Is there a full block at all? Is the first
 # block really the same? Do both requests use the same salt? Is the block still there when the second request
-# comes? Was it full by then? One explanation is refuted by your first answer in section 1.</details>
+# comes? Was it full by then? Section 1 showed that one explanation is never true.</details>
 
 
 # %% tags=["exercise"]
@@ -521,15 +523,17 @@ timeline(scarce.trace.trace()) if chosen else None
 # is admitted again, it runs all its tokens like one long prompt. This is *preemption by recompute*. In the picture,
 # *recompute* counts the tokens that run when a request comes back: those that it has lost, and its newest one.
 #
-# C waited for five steps. In the meantime A and B took its blocks. B comes back after one step.
+# C comes back after six steps. In the meantime A and B took its blocks. B comes back after one step.
 # Nobody has taken its full blocks, so they are hits.
 
 # %% [markdown]
 # ### Exercise 5: who gives way? (10 minutes)
 #
-# `running` has the running requests in the order of admission. Your function gets slots for one of them, `request`:
+# Who gives way means: who is preempted? `running` has the running requests in the order of admission. Your function gets
+# slots for one of them, `request`:
 #
-# - `allocate(request)` gives its slots, or None if there is no room.
+# - `allocate(request)` gives its slots, or None if there is no room. (This is the engine's, for all new tokens of a
+#   request, and not your `allocate` of notebook 04.)
 # - If there is no room, the *last* of `running` is the victim. `preempt(victim)` takes it out of `running`. Then ask again.
 # - The victim may be `request` itself. Then return None.
 #
@@ -601,8 +605,8 @@ box("swap")
 #
 # **Objective:** see *thrash*, and what prevents it.
 #
-# A prompt may run in chunks, and it takes its blocks chunk by chunk. Is it enough if there is room for its first
-# chunk? The package asks for room for the whole prompt. Here both rules serve these requests:
+# A prompt may run in chunks, and it takes its blocks chunk by chunk. The package admits a request if there is room for the
+# whole prompt. A second rule asks only for room for the first chunk. Here both rules serve these requests:
 #
 # | setting | value |
 # |---|---|
@@ -611,35 +615,45 @@ box("swap")
 # | prompt of E, the last to come | 387: it fits only when the others are done |
 # | first chunk of E | 256 |
 
+# %%
+predictions.ask(
+    "thrash",
+    "All five come at once, and each step runs at most one chunk of E. How often is E preempted under the second rule?",
+    ["never", "once", "13 times"],
+)
+
 # %% tags=["figure-thrash"] jupyter={"source_hidden": true}
 from tutorial_engine.learn import cost, drama, tokens
 from tutorial_engine.viz import timelines
 
 rules = drama(model, tokenizer)
 patient, eager = rules.values()
-ratio = cost(eager).num_tokens / cost(patient).num_tokens
-times = cost(eager).preempted["E"]
-print(f"E is preempted {times} times, and {ratio:.1f} times as many tokens run.")
-print("same tokens:", tokens(patient) == tokens(eager))
-for name, trace in rules.items():
-    its = cost(trace)
+chosen = predictions.reveal("thrash", f"{cost(eager).preempted['E']} times")
+for name, its in zip(rules, map(cost, rules.values()), strict=True) if chosen else ():
     print(f"{name:26}{its.num_preemptions:3} preempted, {its.num_tokens:5,} tokens run,", end="")
     print(f" {its.num_recomputed:5,} of them again, {its.milliseconds:5,.0f} ms")
-timelines(rules, title="The same requests under two rules of admission")
+if chosen:
+    print(f"{cost(eager).num_tokens / cost(patient).num_tokens:.1f} times as many tokens run")
+    print("same tokens:", tokens(patient) == tokens(eager))
+timelines(rules, title="The same requests under two rules of admission") if chosen else None
 
 # %% [markdown]
 # Under the second rule, E is admitted and runs its first chunk. In the next step its second chunk finds no room. E is the
 # last of those that run, so it is preempted itself. Then it is admitted again. In every second step the users wait for
 # a chunk that is thrown away: this is *thrash*. Under the first rule, E simply waits until they are done.
 #
-# The runs above have no prefix cache. With one, E finds its chunk again, as B did in section 5:
+# The runs above have no prefix cache. This is the second rule with one:
 
 # %%
-cached = cost(drama(model, tokenizer, prefix_caching=True)["the first chunk fits"])
-print(f"with a prefix cache: {cached.num_preemptions} preempted, {cached.num_tokens:,} tokens run")
+kept = drama(model, tokenizer, prefix_caching=True)["the first chunk fits"]
+print(f"{cost(kept).num_preemptions} preempted, {cost(kept).num_tokens:,} tokens run")
+for one in when_full(kept):
+    print(f"{one.request_id} had {one.num_tokens}, finds {one.num_found}")
 
 # %% [markdown]
-# It thrashes only when somebody takes these blocks in between.
+# What E finds needs room, too. “Found + next chunk” is now its whole prompt, so the second rule asks for as much as the
+# first one, and E waits. In the meantime the users took some of its blocks, so it does not find all of its tokens. If
+# they took many more, it could thrash again.
 
 # %%
 box("admission")
@@ -660,7 +674,8 @@ print(bring(server, "03_scheduler.ipynb"))
 
 # %% [markdown]
 # Twelve users, A to L, a pool that is too small for them, and your code from the first matrix product to the last
-# block that is given back. (Your `block_attention` has taken the place of the `attention` of notebook 01.) In the
+# block that is given back. (Your `block_attention` has taken the place of `attention`, `kv_head` and `window_mask` of notebook 01.
+# `keep_top_p` is not asked: all choices are greedy.) In the
 # picture, look at *recompute*. E had computed 17 tokens and runs only 2: one that it lost and its newest one. The others were
 # hits. F to L found nothing, so they run all their tokens again.
 
@@ -675,8 +690,8 @@ print(sum(isinstance(e, Preempted) for e in run.trace.events), "preemptions")
 timeline(run.trace)
 
 # %% [markdown]
-# The ledger of notebook 02 now has every configuration of this engine. A path is right (✔) if its greedy tokens are those without
-# a cache, and its logits differ by at most 1/10,000 of the largest one. The last row is your server:
+# The ledger of notebook 02 has grown. A path is right (✔) if its greedy tokens are those without
+# a cache, and its logits differ by at most 1/10,000 of the largest one. “yours” is your server:
 
 # %% jupyter={"source_hidden": true}
 from transformers import AutoModelForCausalLM, logging
@@ -700,14 +715,14 @@ groups = {
 # %% jupyter={"source_hidden": true}
 paths = {name: path for group in groups.values() for name, path in group.items()}
 rows = {row.path: row for row in ledger(paths, prompts, num_tokens=12)}
-for name, group in groups.items():
+for name, group in (groups | {"all": paths}).items():
     print(f"{name:44}{sum(rows[path].ok for path in group):2} of {len(group):2} paths ✔")
 
 # %% [markdown]
 # The same tokens are not yet the same decisions. Two runs of vLLM 0.32 were recorded in which memory is too small. Now
-# `server` serves the same requests with your parts. In each step it must run as many tokens of each request, find as
-# many, preempt the same ones and take the same blocks as vLLM. (If vLLM's block 5 is our block 0 once, it must be so in every
-# step.)
+# `server` serves the same requests with your parts. A step has vLLM's *plan* if it runs as many tokens of each request,
+# finds as many (for requests that come for the first time) and preempts the same ones. It is vLLM's if also the blocks are
+# the same. (If vLLM's block 5 is our block 0 once, it must be so in every step.)
 #
 # First, two other functions `free`. They put all blocks at the end of the queue, those without a hash as well:
 
@@ -717,10 +732,35 @@ from tutorial_engine.learn import others_beside_vllm
 print(others_beside_vllm(model, tokenizer, lesson=5))
 
 # %% [markdown]
-# All tokens are right, and most decisions are others. In how many steps do your parts decide the same?
+# All tokens are right. Tail first, even the plan is always the same, and only other blocks are taken. Head first,
+# some steps have another plan. After one wrong block, the blocks rarely fit again.
+#
+# In the second run, no block is free before step 41. Three requests run. These are their blocks, in the order of admission:
+
+# %% jupyter={"source_hidden": true}
+from tutorial_engine.lab import recorded_decisions
+
+before, after = recorded_decisions()[28]["steps"][40:42]
+for name, table in before["blocks"].items():
+    print(f"{name}: {' '.join(map(str, table))}")
 
 # %%
-server.beside_vllm()
+predictions.ask(
+    "full",
+    "In step 41, r1 needs one more block. Somebody gives way. How many blocks are free after this step?",
+    ["1", "2", "4"],
+)
+
+# %% [markdown]
+# The next cell shows this step, as vLLM planned it and as `server` did. In how many steps do your parts decide the same?
+
+# %%
+chosen = predictions.reveal("full", after["free_blocks"])
+server.beside_vllm(show_step=41) if chosen else None
+
+# %% [markdown]
+# r4 came last, so it gives way. Blocks 9 and 7 are still in other tables, so three of its five blocks become free. r1 takes
+# one of them: the last of r4's table.
 
 # %% [markdown]
 # <details><summary>All of this with a real model</summary>

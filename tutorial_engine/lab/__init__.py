@@ -18,7 +18,7 @@ from tutorial_engine.doors import hands_out
 __getattr__, __all__ = hands_out(
     __name__,
     {
-        "beside_vllm": "vllm_path",
+        "beside_vllm": "recorded_decisions, vllm_path",
         "block_size": "block_size_trade, table as trade_table",
         "chrome": "to_chrome",
         "dial": "sharing, sweep_block_sizes",

@@ -80,9 +80,12 @@ def decide_again(run: Run, engine: LLMEngine) -> Decided:
 class Beside(NamedTuple):
     """In how many of vLLM's steps another engine decided the same, and how many requests had the
     same tokens; of what differs, the first. `steps` are what the other engine decided.
+
+    In `num_planned` of them it runs, finds and preempts the same, in these blocks or in others.
     """
 
     num_same: int
+    num_planned: int
     num_steps: int
     same_tokens: int
     num_requests: int
@@ -96,12 +99,15 @@ def beside(run: Run, decided: Decided, name: str = "ours") -> Beside:
     The numbers of blocks may be others, if one renaming, one to one, explains them over the whole
     run: two pools begin with free queues in two orders.
     """
-    renamed, num_same, told, steps = dict[int, int](), 0, "", decided.steps
+    renamed, num_same, num_planned, told = dict[int, int](), 0, 0, ""
+    steps = decided.steps
     for number, theirs in enumerate(run["steps"]):
         ours = steps[number] if number < len(steps) else NOTHING
         blocks = _renamed(theirs, ours, renamed)
         if any(_fact(fact, theirs, theirs) != _fact(fact, ours, theirs) for fact in ours):
             blocks = "another plan"
+        else:
+            num_planned += 1
         if blocks and not told:
             told = f"step {number}: {blocks}\n{side_by_side(theirs, ours, name)}"
         num_same += not blocks
@@ -113,7 +119,8 @@ def beside(run: Run, decided: Decided, name: str = "ours") -> Beside:
         told = _other_tokens(run, decided, others[0], name)
     num_requests = len(run["token_ids"])
     same_tokens = num_requests - len(others)
-    return Beside(num_same, len(run["steps"]), same_tokens, num_requests, told, steps)
+    num_steps = len(run["steps"])
+    return Beside(num_same, num_planned, num_steps, same_tokens, num_requests, told, steps)
 
 
 def _other_tokens(run: Run, decided: Decided, number: int, name: str) -> str:

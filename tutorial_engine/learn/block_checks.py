@@ -47,6 +47,8 @@ FREE_SLIPS: Slips = slips_of(
         nobody can find the blocks without a hash, so they are taken first: put them in front of all
     without + free_queue + with_hash → without[::-1] + free_queue + with_hash
         in front, too, the last block of the table comes first
+    without + free_queue + with_hash → with_hash + free_queue + without
+        the two groups are exchanged: blocks without a hash go to the front, the others to the end
     without + free_queue + with_hash → gone + free_queue
         put those with a hash at the end: 7 and 8 have been free for longer
     free_queue[:] = → free_queue =
@@ -86,15 +88,17 @@ def _freed(
 def check_free(free: Part) -> Verdict:
     """Check free(table, ref_cnt, free_queue, hashes): by hand, then beside our BlockManager."""
 
+    def counts_of(table: list[int], after: list[Any]) -> dict[int, int]:
+        return dict(zip(table, after[1], strict=True))
+
     def where(
         got: list[Any], table: list[int], ref_cnt: dict[int, int], queue: list[int], hashes: Hashes
     ) -> str:
         if got == [queue, list(ref_cnt.values()), hashes] and has_gap(free):
             raise Told(Verdict(None, "not done yet: there is still a `...` in free"))
-        counts = dict(zip(table, got[1], strict=True))
         return (
             f"the table {table}, ref_cnt {ref_cnt}, the hashes {hashes} and the queue {queue} "
-            f"became ref_cnt {counts} and the queue {got[0]}"
+            f"became ref_cnt {counts_of(table, got)} and the queue {got[0]}"
         )
 
     return judge(
@@ -102,10 +106,10 @@ def check_free(free: Part) -> Verdict:
         "free: queue and cache are always as the package has them",
         call=_freed,
         where=where,
-        otherwise=lambda got, want, *_: (
+        otherwise=lambda got, want, table, *_: (
             "free changes no hash: a free block can be found until somebody takes it"
             if got[2] != want[2]
-            else f"expected the queue {want[0]} and the counts {want[1]}"
+            else f"expected ref_cnt {counts_of(table, want)} and the queue {want[0]}"
         ),
         then=lambda: _first_difference(free, right_take),
     )

@@ -124,7 +124,8 @@ def drama(
     runs a chunk. The next chunk finds no room, and E, the last of those that run, gives way itself
     and is let in again: every second step carries hundreds of tokens that are thrown away, and the
     users wait for them. vLLM's pull request 37307 reports the same from a server, and cures it in
-    the same way. A prefix cache hides it as long as nobody takes the blocks that E left.
+    the same way. With a prefix cache, what E finds and its next chunk are its whole prompt, so the
+    naive rule asks for as much as ours; until the users have taken many of the blocks that E left.
     """
     sentences = [tokenizer.encode(text).ids for text in USERS]
     long = [token for i in range(REPEATS) for token in sentences[i % len(sentences)]]

@@ -50,6 +50,7 @@ CHECKS: dict[str, Checks] = {
     "04": {
         "num_blocks": checks_04.check_num_blocks,
         "slots": checks_04.check_slots,
+        "allocate": checks_04.check_allocate,
         "block_attention": check_block_attention,
     },
 }

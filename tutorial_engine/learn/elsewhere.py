@@ -156,9 +156,11 @@ BOXES = {
         "The blocks that a step computes get their hashes when it is planned, so the second one "
         "finds them in the same step.",
         "The same (KVCacheManager.allocate_slots in vllm/v1/core/kv_cache_manager.py).",
-        "With the policy lpm one of the two is held back until the other has filled the cache "
+        "With the policy lpm (longest prefix first) one of the two is held back until the other "
+        "has filled the cache "
         "(SchedulePolicy._compute_prefix_matches in "
-        "python/sglang/srt/managers/schedule_policy.py). With fcfs both run the beginning.",
+        "python/sglang/srt/managers/schedule_policy.py). With fcfs (first come, "
+        "first served) both run the beginning.",
         "Slots are compared by their earlier prompts only "
         "(server_context_impl::get_available_slot in tools/server/server-context.cpp): both run "
         "the beginning.",

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable, Iterable
+from itertools import count
 
 from tutorial_engine.cache.blocks import BlockManager
 from tutorial_engine.learn.judge import Slips, judge, slips_of
@@ -13,6 +14,7 @@ from tutorial_engine.learn.verdict import CannotBe, Verdict
 Tokens = tuple[int, ...]
 Case = tuple[Tokens, int, dict[Tokens, int]]  # prompt, block_size, beginning in the cache → block
 Find = Callable[..., object]
+MANY = 100  # tokens: more than a beginning in a case has
 
 # a, b, c and d are full blocks. Of the beginning a b d c the third block is not there any more.
 a, b, c, d = (11, 12, 13, 14), (21, 22, 23, 24), (31, 32, 33, 34), (41, 42, 43, 44)
@@ -43,9 +45,6 @@ FIND_SLIPS: Slips = slips_of(
     hash_of(last, token_ids → hash_of(None, token_ids
         a hash stands for all that is before the block, too: give hash_of the hash of the block
         before it, and None only for the first block
-    len(token_ids), → len(token_ids) + 1,
-        all of its tokens are found, and then no token is left to run: without one there are no
-        logits
     len(token_ids), → len(token_ids) - 1,
         one token that is left to run is enough: a block may end just before the last token
     return found → return found[:-1]
@@ -74,12 +73,20 @@ FIND_SLIPS: Slips = slips_of(
 )
 
 
-def _hashes_for(size: int) -> HashOf:
-    """BlockManager.hash_of. CannotBe for a parent that is no hash, and for more than one block."""
-    hash_of = BlockManager(1, size).hash_of
+def _hashes_for(size: int, num_tokens: int = MANY) -> HashOf:
+    """BlockManager.hash_of. CannotBe for a parent that is no hash, and for more than one block.
+
+    Also for far more calls than a prompt of `num_tokens` has blocks: a loop that does not go on.
+    """
+    hash_of, calls = BlockManager(1, size).hash_of, count(1)
 
     def watched(parent: object, tokens: Iterable[int]) -> bytes:
         token_ids = list(tokens)
+        if next(calls) > 4 * num_tokens + 4:
+            raise CannotBe(
+                "hash_of is called again and again, and the loop does not end: go on to the next "
+                "block"
+            )
         if parent is not None and not isinstance(parent, bytes):
             raise CannotBe(
                 f"hash_of got {parent!r} as the parent; that is the hash of the block before "
@@ -124,7 +131,7 @@ def _random_cases(count: int) -> list[Case]:
 def _found(find: Find, tokens: Tokens, size: int, known: dict[Tokens, int]) -> object:
     cached = _cached(known, size)
     try:
-        answer = find(list(tokens), size, _hashes_for(size), cached)
+        answer = find(list(tokens), size, _hashes_for(size, len(tokens)), cached)
     except KeyError as error:
         if error.args[0] in cached or not isinstance(error.args[0], bytes):
             raise
@@ -146,10 +153,22 @@ def check_find(function: Find) -> Verdict:
         where=lambda got, tokens, size, known: (
             f"{list(tokens)} in blocks of {size}: got {_told(got)}"
         ),
-        otherwise=lambda got, want, *_: (
-            f"expected {want}" if isinstance(got, list) else "find must return a list of blocks"
-        ),
+        otherwise=_why,
     )
+
+
+def _why(got: object, want: list[int], tokens: Tokens, size: int, _: object) -> str:
+    """What is wrong with an answer that is none of a known slip."""
+    if not isinstance(got, list):
+        return "find must return a list of blocks"
+    if got[: len(want)] == want and size * len(got) >= len(tokens):
+        return (
+            "all of its tokens are found, and then no token is left to run: without one there are "
+            "no logits"
+        )
+    if got == want[:-1]:
+        return f"expected {want}: the last block counts, too, if a token is left behind it"
+    return f"expected {want}"
 
 
 def _told(answer: object) -> str:

@@ -36,12 +36,16 @@ def others_beside_vllm(model: Qwen3ForCausalLM, tokenizer: Tokenizer, lesson: in
 
 
 def _told(found: Mapping[str, list[Beside]]) -> str:
-    return "\n".join(
-        f"{name}: {sum(run.num_same for run in each)} of {sum(run.num_steps for run in each)} "
-        f"steps are vLLM's, and {sum(run.same_tokens for run in each)} of "
-        f"{sum(run.num_requests for run in each)} requests have vLLM's tokens"
-        for name, each in found.items()
-    )
+    lines = []
+    for name, each in found.items():
+        same, planned = sum(run.num_same for run in each), sum(run.num_planned for run in each)
+        steps, requests = sum(run.num_steps for run in each), sum(run.num_requests for run in each)
+        plans = f" ({planned} have its plan)" if planned > same else ""
+        lines.append(
+            f"{name}: {same} of {steps} steps are vLLM's{plans}, and "
+            f"{sum(run.same_tokens for run in each)} of {requests} requests have vLLM's tokens"
+        )
+    return "\n".join(lines)
 
 
 def _free_to_the_end(

@@ -40,7 +40,7 @@ GUTTER, SLOT, TEXT = 16.0, 20.0, 12.5  # between blocks; heights of a line of sl
 SMALL, TINY = 10.5, 10.0  # letters of tokens and counts, and of the words below a block
 WORDY = 22.0  # pixels of a slot that has room for a word
 KEPT = "free, still findable"  # in a picture
-TOUCHED, DASHES = "#fdf1cf", {"stroke_dasharray": "3 3"}
+TOUCHED, DASHES = "#eceff1", {"stroke_dasharray": "3 3"}
 ZOOM = 1.0  # of a PNG
 STATES = {"cached": "cached", "run": "written", "known": "reserved", "empty": "reserved"}
 # what can happen to a block, by how much it matters

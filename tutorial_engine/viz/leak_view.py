@@ -176,11 +176,11 @@ def _block(
         tip = f"{leak.names[slot.who]}, position {slot.position}"
         sheet.cell(f"{name}.{place}", box, "solid", look(_user(leak, slot.who)), tip)
         sheet.inside(f"{name}.{place}.label", box, cut_to(slot.label, wide - 7, 12), 12)
-    told = [_whose(leak, slots)]
+    told = _whose(leak, slots)
     if is_last:
         begin = leak.blocks.index(block) * len(slots)
         but = "but " * (block in leak.stale)
-        told = [f"{but}it holds {told[0].partition(' (')[0]}"]
+        told = [f"{but}it holds {told[0]}"]
         told.append(f"and is read as {numbered(range(begin, begin + len(slots)), 'token')}")
     if is_last and block in leak.stale:
         sheet.outline(f"{name}.stale", (x, y + 22, 4 * SLOT - 3, TALL), 2, stroke=RED)
@@ -189,14 +189,16 @@ def _block(
         sheet.note(f"{name}.told.{row}", x, y + 69 + 16 * row, cut_to(said, room, 11, keep=True))
 
 
-def _whose(leak: Leak, slots: tuple[Held, ...]) -> str:
-    """Of whom most of it is, and from where in the text; how many are older."""
+def _whose(leak: Leak, slots: tuple[Held, ...]) -> list[str]:
+    """Of whom most of it is, and from where in the text; and below, of whom the rest still is."""
     owners = [slot.who for slot in slots]
     most = max(owners, key=lambda who: (owners.count(who), who))
     positions = [slot.position for slot in slots if slot.who == most]
-    others = len(slots) - len(positions)
-    older = f" (and {others} older)" if others else ""
-    return f"{numbered(positions, 'token')} of {leak.names[most]}{older}"
+    told = [f"{numbered(positions, 'token')} of {leak.names[most]}"]
+    others = [leak.names[who] for who in owners if who != most]
+    if others:
+        told.append(f"and {len(others)} still of {listed(dict.fromkeys(others))}")
+    return told
 
 
 def _caption(leak: Leak) -> str:
