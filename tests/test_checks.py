@@ -1562,12 +1562,12 @@ def step_that_keeps_a_view(gpu: GpuMemory) -> Any:
 
 
 def free_order_of_the_pool(
-    queue: Sequence[int], tables: Sequence[Sequence[int]], named: set[int]
+    queue: Sequence[int], tables: Sequence[Sequence[int]], with_hash: set[int]
 ) -> list[int]:
     """As the package has it."""
     pool = BlockManager(1 + max([*queue, *(block for table in tables for block in table)]), 1)
     for number, block in enumerate(pool.blocks):
-        block.hash = bytes([number]) if number in named else None
+        block.hash = bytes([number]) if number in with_hash else None
     pool.free_queue = OrderedDict.fromkeys(queue)
     for block in chain(*tables):
         pool.blocks[block].ref_cnt += 1
@@ -1577,23 +1577,23 @@ def free_order_of_the_pool(
 
 
 def free_order_of_all_tables(
-    queue: Sequence[int], tables: Sequence[Sequence[int]], named: set[int]
+    queue: Sequence[int], tables: Sequence[Sequence[int]], with_hash: set[int]
 ) -> list[int]:
     """Wrong: sorted by hash, and in the order in which they were given."""
-    return sorted([*queue, *chain(*tables)], key=lambda block: block in named)
+    return sorted([*queue, *chain(*tables)], key=lambda block: block in with_hash)
 
 
 def free_order_block_by_block(
-    queue: Sequence[int], tables: Sequence[Sequence[int]], named: set[int]
+    queue: Sequence[int], tables: Sequence[Sequence[int]], with_hash: set[int]
 ) -> deque[int]:
     order, held = deque(queue), Counter(chain(*tables))
     for table in tables:
         held.subtract(table)
         gone = [block for block in table if not held[block]]
         for block in gone:
-            if block not in named:
+            if block not in with_hash:
                 order.appendleft(block)
-        order.extend(block for block in gone[::-1] if block in named)
+        order.extend(block for block in gone[::-1] if block in with_hash)
     return order
 
 
@@ -1882,7 +1882,7 @@ EXERCISES |= {
         FREE_ORDER_SLIPS,
         [
             (lambda queue, *_: queue, "expected [3, 4, 2, 0, 1]"),
-            (lambda queue, tables, named: [*queue, *tables], "queue [2], tables [[0, 4]"),
+            (lambda queue, tables, with_hash: [*queue, *tables], "queue [2], tables [[0, 4]"),
             (lambda queue, tables, _: [*queue, *chain(*tables)], "block 4 has no hash"),
             (lambda queue, tables, _: [*chain(*tables), *queue], "block 0 has a hash"),
             (lambda queue, tables, _: sorted([*queue, *chain(*tables)]), "block 0 has a hash"),
@@ -1896,11 +1896,11 @@ EXERCISES |= {
             hits_by_names,
             hits_of_what_is_left,
             lambda *case: torch.tensor(right_hits(*case)),
+            lambda *case: iter(right_hits(*case)),
         ],
         HITS_SLIPS,
         [
             (lambda prompts, size: [0 for _ in prompts[1:]], "a list of 4 numbers is wanted"),
-            (lambda *case: iter(right_hits(*case)), "a list of 4 numbers is wanted"),
             (lambda prompts, size: [0, 68, 44, 68], "each number is a multiple of 32"),
             (lambda ps, size: [n // size for n in right_hits(ps, size)], "numbers of blocks"),
             (lambda prompts, size: [0, 96, 64, 96], "expected [0, 64, 32, 64]"),

@@ -3,7 +3,7 @@
 `python -m tools.vllm.record_runs --check` asks vLLM itself.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from traces import check_words
 
+from tutorial_engine.cache import BlockManager, PagedKVCache
 from tutorial_engine.engine.clock import VirtualClock
 from tutorial_engine.lab.vllm import RUNS, record, recorded_run, serve_again
 from tutorial_engine.model.checkpoint import load_model, load_tokenizer
@@ -88,7 +89,7 @@ def test_another_rule_is_shown_as_it_is(run: Trace) -> None:
 
 
 def test_runs_show_what_they_promise() -> None:
-    assert NAMES == ["burst", "long_prompt", "small_pool"]
+    assert NAMES == ["burst", "came_back", "long_prompt", "small_pool"]
     burst = {e.request_id: e.num_cached for e in of(recorded_run("burst"), Admitted)}
     assert burst == {"r0": 0, "r1": 64, "r2": 32, "r3": 64}
     assert plan(recorded_run("burst"), 0).keys() == {"r0", "r1", "r2"}, "found in the same step"
@@ -96,6 +97,34 @@ def test_runs_show_what_they_promise() -> None:
     beside = [plan(recorded_run("long_prompt"), number) for number in range(5, 9)]
     assert [step["L"] for step in beside] == [29, 29, 29, 19], "in pieces, and nobody waits for it"
     assert all({"A", "B", "C"} <= step.keys() for step in beside)
+
+
+class ToTheEnd(BlockManager):
+    """vLLM's rule before its pull request 42656."""
+
+    def _give_back(self, table: Sequence[int]) -> None:
+        for block in reversed(table):
+            self.blocks[block].ref_cnt -= 1
+            if self.blocks[block].ref_cnt == 0:
+                self.free_queue[block] = None
+
+
+class Pages(PagedKVCache):
+    block_manager = ToTheEnd
+
+
+def test_a_pool_with_another_rule_is_drawn_as_it_is_and_loses_what_vllm_finds() -> None:
+    theirs, model = recorded_run("came_back"), load_model()
+    ours, other = (
+        serve_again(theirs, model, VirtualClock(), pages) for pages in (PagedKVCache, Pages)
+    )
+    found = [[e.num_cached for e in of(trace, Admitted)] for trace in (theirs, ours, other)]
+    assert found == [[0, 0, 0, 0, 0, 0, 32], [0, 0, 0, 0, 0, 0, 32], [0] * 7]
+    queues = [[e.blocks for e in of(trace, FreeQueue)] for trace in (theirs, ours, other)]
+    assert queues[0] == queues[1]
+    assert queues[2][2] == (2, 3, 4, 1, 0) and queues[2][14] == (0, 2, 3, 4, 1), "0 is next"
+    assert [step.free for step in BlockRun(other, {}).steps] == queues[2]
+    assert tokens(other) == tokens(theirs)
 
 
 def test_our_engine_says_the_same(run: Trace) -> None:
@@ -122,5 +151,5 @@ def test_what_cannot_be_recorded_is_refused_with_the_way_out() -> None:
     for llm in (elsewhere, object()):
         with pytest.raises(ValueError, match="VLLM_ENABLE_V1_MULTIPROCESSING"), record(llm):
             pass
-    with pytest.raises(ValueError, match="only: burst, long_prompt, small_pool"):
+    with pytest.raises(ValueError, match="only: burst, came_back, long_prompt"):
         recorded_run("brust")

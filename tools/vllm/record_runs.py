@@ -46,6 +46,15 @@ SMALL_POOL = [
 USERS = ["Once upon a time Anna had a red kite.", "Ben had a blue ball.", "One day"]  # notebook 03
 LONG = " ".join([USERS[0]] * 9)
 
+FORTY = f"{STORY} The little dog was very happy. {PARK}"  # a block of 32, and 8 tokens more
+SHORT = [
+    "Ben went to the park.",
+    "They had a red ball.",
+    "The ball was blue.",
+    "Anna was happy.",
+    "One day Anna saw a dog.",
+]
+
 
 def make(**options: Any) -> Any:
     """A vLLM with the shipped model."""
@@ -88,10 +97,24 @@ def long_prompt() -> Trace:
     return run.trace()
 
 
+def came_back() -> Trace:
+    """A prompt of more than a block, then five short ones in turn, and the first one again."""
+    llm = make(num_gpu_blocks_override=6, max_num_seqs=3, max_num_batched_tokens=64)
+    engine = llm.llm_engine
+    short = {f"s{number}": prompt for number, prompt in enumerate(SHORT, 1)}
+    with record(llm) as run:
+        for name, prompt in {"A": FORTY, **short, "again": FORTY}.items():
+            engine.add_request(name, prompt, greedy(3))
+            while engine.has_unfinished_requests():
+                engine.step()
+    return run.trace()
+
+
 MADE: dict[str, Callable[[], Trace]] = {
     "burst": burst,
     "small_pool": small_pool,
     "long_prompt": long_prompt,
+    "came_back": came_back,
 }
 
 

@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from tutorial_engine.cache.blocks import BlockManager
 from tutorial_engine.cache.paged import PagedKVCache
 from tutorial_engine.engine.clock import Clock
 from tutorial_engine.engine.config import EngineConfig
@@ -29,14 +30,25 @@ FULL_ATTENTION = "FullAttentionManager"  # vLLM's class for layers that keep K a
 
 
 def recorded_run(name: str) -> Trace:
-    """A run of vLLM that ships: "burst", "small_pool" or "long_prompt"; the shipped model, greedy.
+    """A run of vLLM that ships: "burst", "came_back", "long_prompt" or "small_pool".
 
-    ValueError for another name.
+    With the shipped model, greedy. ValueError for another name.
     """
     names = sorted(file.stem for file in RUNS.glob("*.json"))
     if name not in names:
         raise ValueError(f"there is no recorded run {name!r}, only: {', '.join(names)}")
     return Trace.load(RUNS / f"{name}.json")
+
+
+class _WithQueue(Recorder):
+    """Has the queue of free blocks at the end of each step, too."""
+
+    blocks: BlockManager
+
+    def record(self, kind: type[events.Event], *values: object) -> None:
+        if kind is events.StepEnded:
+            super().record(events.FreeQueue, tuple(self.blocks.free_queue))
+        super().record(kind, *values)
 
 
 def serve_again(
@@ -49,9 +61,9 @@ def serve_again(
 
     Each comes before the step before which it came there. Greedy, up to its max_tokens or the end
     of the text: what else was asked of it, a trace does not say. `pages` may be a memory of your
-    own.
+    own, and give free blocks out by another rule: the trace has its queue after each step.
     """
-    size, recorder = trace.settings, Recorder()
+    size, recorder = trace.settings, _WithQueue()
     limits: dict[str, Any] = {
         name: size[name] for name in EngineConfig.__dataclass_fields__ if name in size
     }
@@ -64,6 +76,7 @@ def serve_again(
         prefix_caching=bool(size["prefix_caching"]),
         trace=recorder,
     )
+    recorder.blocks = memory.blocks
     engine = LLMEngine(model, config=EngineConfig(**limits), memory=memory, clock=clock)
     for one in trace.events:
         if isinstance(one, events.Added):

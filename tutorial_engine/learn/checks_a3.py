@@ -13,8 +13,14 @@ FreeOrder = Callable[[Sequence[int], Sequence[Sequence[int]], set[int]], list[in
 Hits = Callable[[Sequence[Sequence[int]], int], list[int]]
 
 
+def _as_list(answer: object) -> object:
+    """A list, of whatever gives its items one by one; what is none stays as it is."""
+    items = [*answer] if isinstance(answer, deque | Iterator) else answer
+    return items if (found := listed(items)) is None else found
+
+
 def right_free_order(
-    queue: Sequence[int], tables: Sequence[Sequence[int]], named: set[int]
+    queue: Sequence[int], tables: Sequence[Sequence[int]], with_hash: set[int]
 ) -> list[int]:
     """The free blocks as they are taken, when these tables are given back one after the other."""
     front: list[int] = []
@@ -22,10 +28,10 @@ def right_free_order(
     for i, table in enumerate(tables):
         later = {block for other in tables[i + 1 :] for block in other}
         gone = [block for block in reversed(table) if block not in later]
-        nameless = [block for block in gone if block not in named]
-        others = [block for block in gone if block in named]
-        front = nameless + front
-        end = end + others
+        without = [block for block in gone if block not in with_hash]
+        found = [block for block in gone if block in with_hash]
+        front = without + front
+        end = end + found
     return [*front, *queue, *end]
 
 
@@ -38,25 +44,27 @@ FREE_ORDER_SLIPS: Slips = slips_of(
         a block with a hash goes to the end, behind the blocks that are free already
     [*front, *queue, *end] → [*end, *queue, *front]
         blocks without a hash are taken first, and blocks with a hash last: they may still be found
-    front = nameless + front → front = front + nameless
-    [*front, *queue, *end] → sorted([*queue, *front, *end], key=lambda block: block in named)
+    front = without + front → front = front + without
+    [*front, *queue, *end] → sorted([*queue, *front, *end], key=lambda block: block in with_hash)
         do not sort the queue: it stays between the blocks without a hash and those with one
     [*front, *queue, *end] → [*front, *end]
         the blocks that were free before stay in the queue
     in reversed(table) → in table
         in both parts the tail of a table goes before its head
-    end = end + others → end = end + others[::-1]
+    end = end + found → end = end + found[::-1]
         the tail of a table goes before its head among the blocks with a hash, too
-    front = nameless + front → front = nameless[::-1] + front
+    front = without + front → front = without[::-1] + front
         the tail of a table goes before its head among the blocks without a hash, too
-    front = nameless + front → front = front + nameless
+    front = without + front → front = front + without
         each table's blocks without a hash go before all others, those of earlier tables as well
-    end = end + others → end = others + end
+    end = end + found → end = found + end
         each table's blocks with a hash go behind all others, those of earlier tables as well
     in enumerate(tables) → in enumerate(tables := tables[::-1])
         the tables are given back in this order: the first one's blocks are in the queue already
     in enumerate(tables) → in enumerate(tables[:1])
         all tables are given back, not only the first one
+    for other in tables[i + 1 :] → for other in tables[i + 1 : i + 2]
+        all later tables count, not only the next one: a block that one of them has is not free yet
     for other in tables[i + 1 :] → for other in tables[:i]
         a block of several tables is free when the last of them is given back, not the first one
     for other in tables[i + 1 :] → for other in []
@@ -73,6 +81,7 @@ FREE_ORDER_CASES: tuple[tuple[list[int], list[list[int]], set[int]], ...] = (
     ([6, 1], [[2, 7, 4, 5], [3, 9, 0, 8]], {1, 2, 7, 3, 9}),
     ([], [[2, 4, 1]], {2}),
     ([5, 3], [[4, 1, 0], [2, 6]], {0, 1, 2, 3, 4, 6}),
+    ([9], [[0, 1], [2, 5], [0, 3]], {0, 2}),  # not the next table has block 0, but a later one
 )
 
 
@@ -81,7 +90,7 @@ def _wrong_order(
     want: list[int],
     queue: Sequence[int],
     tables: Sequence[Sequence[int]],
-    named: set[int],
+    with_hash: set[int],
 ) -> str:
     found = whole_numbers(got)
     if found is None or sorted(found) != sorted(want):
@@ -91,9 +100,9 @@ def _wrong_order(
     back = [block for table in tables for block in table]
     for block in back:
         before = found[: found.index(block)]
-        if block not in named and any(other in queue or other in named for other in before):
+        if block not in with_hash and any(other in queue or other in with_hash for other in before):
             return f"block {block} has no hash: it goes before the blocks that were free already"
-        if block in named and any(other not in before for other in queue):
+        if block in with_hash and any(other not in before for other in queue):
             return f"block {block} has a hash: it goes behind the blocks that were free already"
     return f"expected {want}: which block of a table is taken first, and whose table?"
 
@@ -111,15 +120,13 @@ def _queued_there() -> str:
 
 
 def check_free_order(function: FreeOrder) -> Verdict:
-    """Check a learner's free_order(queue, tables, named) → the free blocks as they are taken."""
+    """Check a learner's free_order(queue, tables, with_hash) → the free blocks, as taken."""
     return judge(
         *("free_order", function, right_free_order, FREE_ORDER_CASES, FREE_ORDER_SLIPS),
         "free_order: as vLLM's queue after step 23 of this run, and after step 11 of a burst",
-        read=lambda answer: (
-            list(answer) if isinstance(answer, deque | tuple | Iterator) else answer
-        ),
-        where=lambda got, queue, tables, named: (
-            f"queue {queue}, tables {tables}, with a hash {sorted(named)}, got {got}"
+        read=_as_list,
+        where=lambda got, queue, tables, with_hash: (
+            f"queue {queue}, tables {tables}, with a hash {sorted(with_hash)}, got {got}"
         ),
         otherwise=_wrong_order,
         then=_queued_there,
@@ -212,7 +219,7 @@ def check_hits(function: Hits) -> Verdict:
     return judge(
         *("hits", function, right_hits, burst_cases(), HITS_SLIPS),
         "hits: 0, 64, 32 and 64 tokens, as vLLM found them",
-        read=lambda answer: answer if (found := listed(answer)) is None else found,
+        read=_as_list,
         where=lambda got, prompts, size: (
             f"prompts of {[len(p) for p in prompts]} tokens, blocks of {size}, got {got}"
         ),
@@ -273,6 +280,8 @@ LOG_SLIPS: Slips = slips_of(
         the first number is a number of tokens, without a fraction: int()
     [int(requests * max_model_len), requests] → [blocks * block_size, requests]
         of a last block only those tokens count that a request may have: requests · max_model_len
+    requests * max_model_len → blocks * block_size - int(requests) * (-max_model_len % block_size)
+        the part of a request that still fits counts, too: requests · max_model_len
     [int(requests * max_model_len), requests] → [blocks, requests]
         the first number counts tokens, and this one counts blocks: requests · max_model_len
     blocks / -(-max_model_len // block_size) → num_bytes // bytes_per_token / max_model_len

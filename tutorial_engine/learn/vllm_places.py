@@ -13,7 +13,7 @@ from tutorial_engine.learn.elsewhere import find
 
 OPENED = "vLLM 0.32.0"
 SOURCE = "https://github.com/vllm-project/vllm/blob/v0.32.0/"  # of this version
-TO_BEGIN_WITH = ("plan a step", "take memory away", "let in, give blocks", "order of the free")
+TO_BEGIN_WITH = ("plan a step", "take memory away", "let in, give blocks", "order of free blocks")
 
 
 class Place(NamedTuple):
@@ -34,7 +34,8 @@ PLACES = (
         {"EngineCore.step": 657, "EngineCore.step_with_batch_queue": 698},
         "step does plan, forward, update, as here. With asynchronous scheduling "
         "step_with_batch_queue runs in its place: it plans a step while the last one still runs. "
-        "The loop has a process of its own; requests come and tokens go through sockets.",
+        "The loop has a process of its own: another process sends it the requests and gets the "
+        "tokens.",
     ),
     Place(
         "plan a step",
@@ -51,8 +52,9 @@ PLACES = (
         "v1/core/sched/scheduler.py",
         {"Scheduler.schedule": 710},
         "There it is not a method of its own: min(..., token_budget) is in both loops. Tokens that "
-        "a small model has guessed (speculative decoding) need room, too. For a request that is "
-        "alone long_prefill_token_threshold does not hold (look for num_eligible_reqs > 1).",
+        "a small model has guessed (speculative decoding) need room, too. The option "
+        "long_prefill_token_threshold limits a long prompt, unless its request is the only one "
+        "(look for num_eligible_reqs > 1).",
     ),
     Place(
         "take memory away",
@@ -69,12 +71,13 @@ PLACES = (
         "cache.paged.PagedKVCache.allocate",
         "v1/core/kv_cache_manager.py",
         {"KVCacheManager.allocate_slots": 371},
-        "Models with several kinds of layers (sliding windows, Mamba) have a table for each kind. "
-        "A watermark may keep some blocks free; it is 0 by default. That all of a newcomer must "
-        "fit is an option there (scheduler_reserve_full_isl), which is on.",
+        "A model with several kinds of layers (some with a sliding window, for example) has a "
+        "table for each kind. A watermark is a part of the blocks that stays free when requests "
+        "are admitted; it is 0 by default. Here a request is admitted only if all its tokens fit. "
+        "There this is an option, scheduler_reserve_full_isl, and it is on.",
     ),
     Place(
-        "order of the free",
+        "order of free blocks",
         "cache.blocks.BlockManager.free",
         "v1/core/block_pool.py",
         {"BlockPool.free_blocks": 774},

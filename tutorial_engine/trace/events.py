@@ -150,7 +150,7 @@ class BlockFreed(RequestEvent):
 
 @dataclass(frozen=True, slots=True)
 class FreeQueue(Event):
-    """All free blocks, the next one first, as another engine said; ours follows from the events."""
+    """All free blocks, the next one first, as the pool has them; by our rule this follows."""
 
     blocks: tuple[int, ...]
 

@@ -43,7 +43,7 @@ class Replay:
     def free_queue(self, num_blocks: int) -> tuple[int, ...]:
         """The free ones of so many blocks, as they are taken: those that can be found come last.
 
-        Where the trace has another engine's queue, it is that one, whatever its rule is.
+        Where the trace has the pool's own queue, it is that one, whatever its rule is.
         """
         if self._said is not None:
             return self._said

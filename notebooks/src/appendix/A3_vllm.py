@@ -1,7 +1,8 @@
 # %% [markdown]
 # # A3 · The same requests in vLLM
 #
-# This appendix comes after notebook 05, and takes about 50 minutes. vLLM is an engine that serves many users on many GPUs.
+# This appendix comes after notebook 05, and takes about 1¼ hours. After section 3 is a good place for a pause.
+# vLLM is an engine that serves many users on many GPUs.
 # Here you see what it decided for some requests. The engine of these notebooks then decides for the same ones. You do
 # not need vLLM: its runs were recorded on a CPU, with vLLM 0.32.0 and the small model of these notebooks. The records
 # are part of the package.
@@ -24,7 +25,7 @@ model, tokenizer = load_model(), load_tokenizer()
 #
 # What you import from `tutorial_engine` has the names of vLLM. This program works with both engines. (`TINY` is the
 # folder of the small model. With `enforce_eager` vLLM does not compile the model, which would take long. On a CPU vLLM
-# has blocks of 32 tokens, or of a multiple of 32.)
+# 0.32 takes blocks of 32 tokens or of a multiple of 32, by default of 128.)
 
 
 # %%
@@ -46,7 +47,8 @@ for prompt, text in texts.items():
 
 # %% [markdown]
 # We gave vLLM these prompts, with smaller limits and one more request, `L`, which has a long prompt, and recorded what it said. The limits change
-# the steps, but not the tokens. `recorded_run` gives such a run as a *trace*: the list of events from which the pictures
+# the steps, but here not the tokens. (On a GPU, with numbers of 16 bits, another batch rounds otherwise. In a
+# *near tie*, where two tokens are almost equally likely, the other one may be chosen.) `recorded_run` gives such a run as a *trace*: the list of events from which the pictures
 # of these notebooks are drawn.
 
 # %%
@@ -138,9 +140,10 @@ places(two, title) if predictions.reveal(
 ) else None
 
 # %% [markdown]
-# In step 9 `r1` takes block 3, in step 10 `r2` takes block 4, and in step 13 `r0` needs a block, too. None is free. From
-# then on one of the three places runs nothing, because there is no memory for `r2`. ("Wasted" is the word of notebook 03
-# for this.) In step 24 `r2` comes back in place 1, because the picture gives it the place that was left last.
+# The picture does not show blocks: in step 9 `r1` takes block 3, and in step 10 `r2` takes block 4. In step 13 `r0` needs
+# a block, too, and none is free. From then on one of the three places runs nothing, because there is no memory for `r2`.
+# ("Wasted" is the word of notebook 03 for this.) In step 23 first `r0` ends, then `r1`. Who comes next gets the place
+# of the last one: in step 24 `r2` comes back in place 1.
 #
 # A picture may hide a difference. `plans` reads from a trace what each step ran, and all block tables.
 
@@ -160,10 +163,10 @@ if predictions.reveal("same", f"in all {same}"):
     print("the upper run is", "vLLM's" if runs[0] is theirs else "ours")
 
 # %% [markdown]
-# The two pictures are the same. In each step both engines run the same requests, with the same numbers of tokens and the
-# same blocks. They take memory away from the same request. This is no accident: the scheduler of these notebooks follows vLLM's
-# rules. The tests of the package compare it with 41 recorded runs of vLLM. All 3,884 steps are equal. (There block numbers
-# may differ, but each of our blocks must stand for the same block of vLLM in every step.)
+# The two pictures are the same. In each step both engines run the same requests, with as many tokens and in the same
+# blocks, and they preempt the same one: this engine follows vLLM's rules. Its tests compare it with 41 recorded runs of
+# vLLM. All 3,884 steps are equal. (Several of these runs came one after another in one vLLM, so its free queue was no
+# longer in order. There each of our blocks must stand for the same block of vLLM in every step.)
 #
 # One thing of vLLM was off in these runs, as always on a CPU: *asynchronous scheduling*. With it, the next step is
 # planned before the tokens of the last one are known (section 7).
@@ -171,7 +174,7 @@ if predictions.reveal("same", f"in all {same}"):
 # %% [markdown]
 # ## 3 · Read a plan of vLLM
 #
-# **Objective:** explain a preemption and a hit from the state of the pool.
+# **Objective:** explain a preemption, a hit, and the order of the free blocks.
 #
 # To *preempt* a request means: its blocks are taken away, and it waits. A *hit* is a block that a request finds in the pool.
 # The request does not run its tokens again. Each full block has a *hash*: a short number, made of its tokens and of all
@@ -230,51 +233,57 @@ block_view(theirs, 13) if chosen else None
 # %% [markdown]
 # The picture shows the end of step 13. Block 2 is pale: nobody has it, and its K and V are still there. Only full blocks
 # can be found, so `r2` finds these 32 tokens, and has to run the other 4. The only free block is block 2, which `r2`
-# would find. It needs one more, and there is no other. So `r2` waits until step 24.
+# would find. `r2` needs a second block, and there is none. So it waits.
 
 # %% [markdown]
-# In which order are free blocks taken? They stand in a queue, and the first one goes next. The picture has vLLM's queue
-# before and after a step in which requests ended. We recorded vLLM's own queue after each step. The run is that of
-# section 1. In step 13 `L` ends, and in step 19 three requests end: first `A`, then `B`, then `C`.
+# In step 23 first `r0` ends, then `r1`. Free blocks stand in a queue, and the first one is taken next. The picture has
+# vLLM's queue before and after this step. We recorded vLLM's own queue after each step.
 
-# %% tags=["figure-queue"]
+# %% tags=["figure-ended"]
 from tutorial_engine.viz import queue_picture
 
-queue_picture(said, [13, 19])
+queue_picture(theirs, [23])
 
-# %%
-predictions.ask(
-    "second",
-    "Back to r2. The queue is 2; r0 gives back 0 4, then r1 gives back 1 3; 0, 1 and 2 have a hash. "
-    "In step 24 r2 finds block 2. Which block does it take as its second one?",
-    ["block 0", "block 1", "block 3", "block 4"],
-)
+# %% tags=["figure-second"]
+print("in step 24 r2 has the blocks", *back.planned.requests["r2"].table)
+block_view(theirs, 24)
+
+# %% [markdown]
+# In step 24 `r2` finds block 2, and takes block 3, the first one of the queue. In the picture the first blocks of `r0` and
+# `r1` are pale: they can still be found.
+#
+# What is the rule of this order? Here are two more steps, from the run of section 1. In step 13 `L` ends, and in step 19
+# three requests end: first `A`, then `B`, then `C`.
+
+# %% tags=["figure-queue"]
+queue_picture(said, [13, 19])
 
 # %% [markdown]
 # ### Exercise 1: is your `free` vLLM's rule? (10 minutes)
 #
-# In exercise 2 of notebook 05 you wrote as `free` how one request gives its blocks back. Is this vLLM's rule? Write it
-# for several requests that end in one step. The check also asks for two queues that were recorded in vLLM. In one of
+# In exercise 2 of notebook 05 you wrote `free`: one request gives its blocks back. Is this vLLM's rule? Write it for
+# several requests that end in one step. The check also asks for two queues that were recorded in vLLM. In one of
 # these steps the requests share blocks.
 #
 # `queue` has the blocks that are free already; the first one is taken next. `tables` has the block tables of the requests,
-# in the order in which they end. Several of them may have the same block, but no other request has it. `named` has all
-# blocks with a hash. Return the new queue.
+# in the order in which they end. Several of them may have the same block, but no other request has it. `with_hash` has
+# all blocks with a hash. Return the new queue.
 #
-# <details><summary>Hint</summary>Take one table after the other. A block that a later table has is not free yet. Do with
-# the others what <code>free</code> does: which go to the front, which to the end, and in which order?</details>
+# <details><summary>Hint</summary>Take one table after the other. A block that any later table has is not free yet. List
+# the others from the last of the table to the first, as <code>free</code> did, and divide this list in two: those without
+# a hash, and those with one. Which go before the queue, and which behind it?</details>
 
 
 # %% tags=["exercise"]
-def free_order(queue, tables, named):
+def free_order(queue, tables, with_hash):
     """The list of all free blocks, in the order in which they are taken."""
     ### BEGIN SOLUTION
     queue = list(queue)
     for number, table in enumerate(tables):
         later = {block for other in tables[number + 1 :] for block in other}
         gone = [block for block in reversed(table) if block not in later]
-        without = [block for block in gone if block not in named]
-        queue = without + queue + [block for block in gone if block in named]
+        without = [block for block in gone if block not in with_hash]
+        queue = without + queue + [block for block in gone if block in with_hash]
     return queue
     ### END SOLUTION
 
@@ -284,23 +293,13 @@ from tutorial_engine.learn import check_free_order
 
 check_free_order(free_order)
 
-# %% tags=["figure-second"]
-from tutorial_engine.viz.block_facts import BlockRun
-
-if chosen := predictions.reveal("second", f"block {back.planned.requests['r2'].table[-1]}"):
-    print("the queue after step 23 was", *BlockRun(theirs, {}).steps[23].free)
-block_view(theirs, 24) if chosen else None
-
 # %% [markdown]
 # So your rule of notebook 05 is vLLM's. Blocks without a hash go to the front, because no request can find them. Blocks with
 # a hash go to the end, so that they can be found for as long as possible. In both parts the last block of a table goes first.
-# With a hash this has a reason: a search starts at the first block, so more requests can use it. Without a hash nothing is
-# lost in any order. In the picture the first
-# blocks of `r0` and `r1` are pale, and can still be found.
-
-# %% [markdown]
-# What would another rule get? Here all free blocks go to the end of the queue, those without a hash as well. In step 13 it
-# gives `r0` the same block, because the last block of the table comes first. The difference shows later:
+# The first block of a table is the most useful one, because every search begins there. So it is taken last. (A block
+# without a hash cannot be found, so among these the order does not matter.)
+#
+# What would another rule get? Here all free blocks go to the end of the queue, those without a hash as well:
 
 # %%
 from tutorial_engine.cache import BlockManager, PagedKVCache
@@ -320,11 +319,40 @@ class Pages(PagedKVCache):
     block_manager = ToTheEnd
 
 
+# %% [markdown]
+# One more run was recorded in vLLM, with the same pool of 5 blocks. The prompt of `A` has 40 tokens: one full block and
+# 8 tokens more. `A` ends. Then five short requests come, `s1` to `s5`, each when the one before it has ended. Each needs
+# one block. At last the prompt of `A` comes again.
+
 # %%
-another = serve_again(theirs, model, pages=Pages)
-same_steps = [a == b for a, b in zip(plans(theirs), plans(another), strict=False)]
-print(f"{sum(same_steps)} of {len(pairs)} steps are vLLM's; the first other one is step", end=" ")
-print(same_steps.index(False))
+predictions.ask(
+    "lost",
+    "How many tokens does the prompt of A find when it comes again: with vLLM's rule, and with ToTheEnd?",
+    ["32 and 32", "32 and 0", "0 and 32", "0 and 0"],
+)
+
+# %% tags=["figure-lost"]
+from tutorial_engine.trace.events import BlockTaken
+
+rules = {"vLLM": recorded_run("came_back")}
+rules["ToTheEnd"] = serve_again(rules["vLLM"], model, pages=Pages)
+last = [[e for e in run.events if isinstance(e, Admitted)][-1] for run in rules.values()]
+if chosen := predictions.reveal("lost", f"{last[0].num_cached} and {last[1].num_cached}"):
+    for name, run in rules.items():
+        short = [e for e in run.events if isinstance(e, BlockTaken) and e.request_id[0] == "s"]
+        print(f"{name:8} gives", ", ".join(f"{e.request_id} block {e.block}" for e in short))
+queue_picture(rules["ToTheEnd"], [2, 14]) if chosen else None
+
+# %% [markdown]
+# In vLLM each short request takes block 1, which the one before it has just left. With `ToTheEnd` each takes the block
+# that has been free for the longest time. After step 14 this is block 0, which `A` left. So `s5` writes over it, and all 40
+# tokens of the prompt are run again. With vLLM's rule only 8 are.
+#
+# `ToTheEnd` was once vLLM's own rule. [Pull request 42656](https://github.com/vllm-project/vllm/pull/42656) of May 2026 changed
+# it, because blocks that no request can find pushed out blocks that can be found. In one of its tests two long prompts come
+# in turn. Before, each was lost when it came again. Now both are found.
+#
+# Here is a good place for a pause.
 
 # %% [markdown]
 # ## 4 · Predict the hits of a burst
@@ -338,8 +366,8 @@ print(same_steps.index(False))
 burst = recorded_run("burst")
 prompts = [event.prompt_token_ids for event in burst.events if isinstance(event, Added)]
 for prompt in prompts:
-    pairs = list(zip(prompts[0], prompt, strict=False))
-    common = next((i for i, (a, b) in enumerate(pairs) if a != b), len(pairs))
+    both = list(zip(prompts[0], prompt, strict=False))
+    common = next((i for i, (a, b) in enumerate(both) if a != b), len(both))
     print(f"{len(prompt)} tokens; the first {common} are those of the first prompt")
 
 # %%
@@ -356,8 +384,9 @@ predictions.ask(
 # that it shares with any earlier prompt, also with one of the same step. Only full blocks can be found, and at least one
 # token must be left to run.
 #
-# <details><summary>Hint</summary>For each prompt, go through all earlier prompts. At which ends of a block are both equal
-# from their first token on? Which block may not be found, because one token must still run?</details>
+# <details><summary>Hint</summary>For each prompt, go through all earlier prompts. Try the ends 32, 64, 96, ... of blocks:
+# are the first <code>end</code> tokens of both prompts equal? Keep the largest such end. It must be smaller than the
+# length of the prompt.</details>
 
 
 # %% tags=["exercise"]
@@ -390,11 +419,15 @@ if predictions.reveal("hits", ", ".join(str(found) for *_, found in admitted)):
         print(f"step {number}: {name} is admitted and finds {found} tokens")
 
 # %% [markdown]
-# The second request shares 68 tokens, but only two full blocks: 64. vLLM gives a block its hash when it plans the step. So the
-# second request finds blocks that are not written yet, in the step that writes them. This is right, because in each layer the keys and values of all tokens are written
-# before any token reads them. The third prompt differs inside its second block, so it finds only the first one. The
-# fourth request waits until step 12, because only three may run. The blocks are still there: it finds 64 tokens, too. The
-# picture shows the end of step 0, with the first 8 blocks of the pool. The other 8 are free.
+# The second request shares 68 tokens, but only two full blocks: 64. The hash of a prompt's block is computed when the
+# request comes. The block can be found by it as soon as the step is planned. So the second request finds blocks that are
+# not written yet, in the step that writes them. This is right, because in each layer the keys and values of all tokens
+# are written before any token reads them.
+
+# %% [markdown]
+# The third prompt differs inside its second block, so it finds only the first one. The fourth request waits until step
+# 12, because only three may run. The blocks are still there: it finds 64 tokens, too. The picture shows the end of step
+# 0. The last 8 blocks of the pool are not drawn: they are free.
 
 # %% tags=["figure-burst"]
 block_view(burst, 0, num_drawn=8)
@@ -451,7 +484,8 @@ check_log(log)
 
 # %% [markdown]
 # So the first number is what fits when every request has the greatest length. The pool has 524,288 slots in both lines.
-# With 300 tokens each request leaves 20 of its 320 slots empty, and 491,520 are left.
+# With 300 tokens each request leaves 20 of its 320 slots empty, and 491,520 are left. In notebook 04 the first number was
+# all that the pool holds: there 32 tokens filled whole blocks of 4, as 320 tokens fill whole blocks here.
 
 # %% [markdown]
 # ## 6 · Where to read in vLLM
@@ -465,8 +499,8 @@ check_log(log)
 # **A question for vLLM's code.** Open `BlockPool.free_blocks` in the table below. Of the blocks without a hash, those of
 # the request that ended last are taken first. A comment says why. What is the reason?
 #
-# <details><summary>Answer</summary>"LIFO reuse of non-cached blocks for better GPU locality": the block that was given
-# back last was used last, so parts of it may still be in the fast caches of the GPU.</details>
+# <details><summary>Answer</summary>"LIFO reuse of non-cached blocks for better GPU locality" (LIFO: last in, first out).
+# The block that was given back last was used last, so parts of it may still be in the fast caches of the GPU.</details>
 
 # %%
 from tutorial_engine.learn import Places
@@ -485,10 +519,10 @@ Places()
 
 # %% [markdown]
 # - **Asynchronous scheduling.** On a GPU vLLM by default plans the next step before the last one has its tokens. So the GPU
-#   does not wait for Python. The tokens are the same, but the steps may differ: vLLM may plan one more step for a
-#   request that has already ended. Our engine plans one step after the other, so that you can look between the steps.
-#   The picture computes both for 3 ms and 7 ms, which are chosen and not measured. Below, plan 3 is ready before the
-#   tokens of step 2 are known. So a request whose end token comes in step 2 is still in plan 3.
+#   does not wait for Python. The tokens are the same, but for near ties (section 1). The steps may differ: vLLM may
+#   plan one more step for a request that has already ended. Our engine plans one step after the other, so that you can look between them.
+#   The picture has a plan of 3 ms and a forward of 7 ms (chosen, not measured). In the lower row plan 3 is
+#   ready before the tokens of step 2 are known. So a request whose end token comes in step 2 is still in plan 3.
 
 # %% tags=["figure-overlap"]
 from tutorial_engine.viz import overlap_picture
@@ -519,7 +553,8 @@ overlap_picture(plan=3, forward=7, steps=4)
 
 # %% [markdown]
 # With `tutorial_engine.lab.record` you can look into your own vLLM, in the pictures of these notebooks. It needs an
-# engine in the same process, without asynchronous scheduling, and a model without sliding windows or Mamba layers.
+# engine in the same process, without asynchronous scheduling, and a model whose layers all keep all tokens (none has a
+# sliding window, for example).
 
 # %%
 if importlib.util.find_spec("vllm"):
@@ -530,6 +565,12 @@ if importlib.util.find_spec("vllm"):
     with record(llm) as run:
         llm.generate(["Once upon a time", "One day"], use_tqdm=False)
     print(run.trace().num_steps, "steps of your own vLLM were recorded")
+
+# %% [markdown]
+# ## What you can do now
+#
+# You can read a run of vLLM: who runs, who is preempted, and which block is taken next. You say before a burst what each
+# request finds, and compute the two numbers of vLLM's log. You can open the function of vLLM that decides each of these.
 
 # %%
 print(predictions.score())
