@@ -323,21 +323,21 @@ mine.use(transplant, check_transplant)
 # function (the package's, as long as yours is not right).
 
 # %%
-KAMO, KUMO = "Kamo had an old coat.", "Kumo had an old coat."
-print(token_labels(tokenizer, tokenizer.encode(KAMO).ids))
+NAMO, NEDO = "Namo had an old coat.", "Nedo had an old coat."
+print(token_labels(tokenizer, tokenizer.encode(NAMO).ids))
 
 
 def story_with(layer, which):
-    """Kamo's story, when slot 1 of a layer has K, V or both of Kumo's."""
-    changed = mine.transplant(mine.memory(KAMO), mine.memory(KUMO), layer, [1], which)
-    return mine.go_on(changed, KAMO)
+    """Namo's story, when slot 1 of a layer has K, V or both of Nedo's."""
+    changed = mine.transplant(mine.memory(NAMO), mine.memory(NEDO), layer, [1], which)
+    return mine.go_on(changed, NAMO)
 
 
-print("untouched:  ", mine.go_on(mine.memory(KAMO), KAMO))
+print("untouched:  ", mine.go_on(mine.memory(NAMO), NAMO))
 print("transplant: ", story_with(3, "KV"))
 
 # %% [markdown]
-# The screen still says Kamo, and the story is about Kumo. You have copied 512 bytes. (We chose a pair of names for which
+# The screen still says Namo, and the story is about Nedo. You have copied 512 bytes. (We chose a pair of names for which
 # the copied name comes out whole. With others the old name vanishes as well, but often a third one comes: the slots
 # behind it still hold the old text.)
 
@@ -350,7 +350,7 @@ predictions.ask(
 
 # %%
 k_alone, v_alone = story_with(3, "K"), story_with(3, "V")
-changed = ("Kumo" in k_alone) + 2 * ("Kumo" in v_alone)
+changed = ("Nedo" in k_alone) + 2 * ("Nedo" in v_alone)
 if predictions.reveal("transplant", {1: 0, 2: 1, 3: 2, 0: 3}[changed]):
     print("K alone:", k_alone)
     print("V alone:", v_alone)
@@ -358,14 +358,14 @@ if predictions.reveal("transplant", {1: 0, 2: 1, 3: 2, 0: 3}[changed]):
 # %% [markdown]
 # The **key** says how a slot is found, and the **value** is what it passes on. In layer 3, heads 3 to 5 copy
 # names: they look for the token that followed the same letter earlier (notebook 01). The key of `am` and the key of
-# `um` both say: I come after the same letter. So the query finds both about equally well, and K alone changes
+# `ed` both say: I come after an N. So the query finds both about equally well, and K alone changes
 # nothing. The value says which name it is.
 #
-# The next cell runs the story up to the second letter K. It shows the share of attention that
-# this token gives to slot 1: with its own key, with Kumo's, and with a key of zeros.
+# The next cell runs the story up to the second N. It shows the share of attention that
+# this token gives to slot 1: with its own key, with Nedo's, and with a key of zeros.
 
 # %%
-named = f"{KAMO} Tima was a friend of K"
+named = f"{NAMO} Tima was a friend of N"
 named_ids = tokenizer.encode(named).ids
 
 
@@ -378,7 +378,7 @@ class LastLayer(SdpaAttention):
 seen = LastLayer()
 model(Batch.from_sequences([named_ids]), seen)
 q, k, v = seen.qkv
-for name, key in {"Kamo": k[1], "Kumo": mine.memory(KUMO)[3][0][1], "zeros": 0 * k[1]}.items():
+for name, key in {"Namo": k[1], "Nedo": mine.memory(NEDO)[3][0][1], "zeros": 0 * k[1]}.items():
     k[1] = key
     shares = naive_attention(q, k, v).weights[3:6, 0, 1]  # heads 3 to 5, slot 1
     print(f"share of slot 1 with the key of {name}:", [f"{float(x):.2f}" for x in shares])
@@ -387,12 +387,12 @@ for name, key in {"Kamo": k[1], "Kumo": mine.memory(KUMO)[3][0][1], "zeros": 0 *
 predictions.ask(
     "layer",
     "The same transplant of K and V, but in layer 0 in place of layer 3. The story is about ...",
-    ["Kumo: the name comes from layer 0", "Kamo, as before", "neither of the two"],
+    ["Nedo: the name comes from layer 0", "Namo, as before", "neither of the two"],
 )
 
 # %%
 stories_of = [story_with(layer, "KV") for layer in range(c.num_hidden_layers)]
-in_0 = 0 if "Kumo" in stories_of[0] else 1 if "Kamo" in stories_of[0][len(KAMO) :] else 2
+in_0 = 0 if "Nedo" in stories_of[0] else 1 if "Namo" in stories_of[0][len(NAMO) :] else 2
 if predictions.reveal("layer", in_0):
     for layer, story in enumerate(stories_of):
         print(f"layer {layer}:", story)
@@ -405,7 +405,7 @@ if predictions.reveal("layer", in_0):
 # `logits_after` runs one token at a given position.
 
 # %%
-at = len(named_ids) - 1  # the position of the second "K"
+at = len(named_ids) - 1  # the position of the second "N"
 memory = mine.memory(named)
 
 
@@ -415,12 +415,12 @@ def p_am(memory):
 
 
 without_name = {layer: (k[3:], v[3:]) for layer, (k, v) in memory.items()}
-never = mine.last_logits(tokenizer.encode(named.replace("Kamo", "Mira")).ids).softmax(-1)
+never = mine.last_logits(tokenizer.encode(named.replace("Namo", "Mira")).ids).softmax(-1)
 print(f"P(am): {p_am(memory):.2f}; without the slots of the name: {p_am(without_name):.2f}")
-print(f"in a text that never named Kamo: {float(never[named_ids[1]]):.2f}")
+print(f"in a text that never named Namo: {float(never[named_ids[1]]):.2f}")
 
 # %% [markdown]
-# The text still names Kamo. But the model remembers only what is in its cache.
+# The text still names Namo. But the model remembers only what is in its cache.
 #
 # **What matters?** We set V of one slot in one layer to zero, and do so for every slot and layer.
 
@@ -467,7 +467,7 @@ print(f"keys not turned: the logits are off by {float((not_turned - here).abs().
 # %%
 begun = {layer: (k[:9], v[:9]) for layer, (k, v) in memory.items()}
 for hero in (" Ben", " Anna"):
-    print(mine.go_on(begun, KAMO + hero))
+    print(mine.go_on(begun, NAMO + hero))
 
 # %% [markdown]
 # **Bonus, without steps:** write `Few`, a cache that keeps only the first 4 tokens and the last 64. (So does
@@ -1464,14 +1464,14 @@ print(table(rows))
 # %%
 from tutorial_engine.lab import Exchange, edited_paths, memory_of, run_transformers_from
 
-donor = memory_of(model, tokenizer.encode(KUMO).ids[:-1])
+donor = memory_of(model, tokenizer.encode(NEDO).ids[:-1])
 edit = Exchange(donor, slots=[1], layers=[3], which="v")
 edited = edited_paths(model, edit)
 edited["transformers, its own cache"] = loop_path(
     lambda n: run_transformers_from(theirs, lambda ids: edit(memory_of(model, ids)))
 )
 edited[mine.label] = loop_path(lambda n: mine.runner(edit=edit))
-print(table(ledger(edited, [tokenizer.encode(KAMO).ids], num_tokens=24)))
+print(table(ledger(edited, [tokenizer.encode(NAMO).ids], num_tokens=24)))
 
 # %% [markdown]
 # **bf16 is another matter.** It keeps 8 significant bits of each number, fp32 keeps 24. We

@@ -21,7 +21,7 @@ from tutorial_engine.viz.style import INK
 from tutorial_engine.viz.tokens import token_labels
 from tutorial_engine.viz.words import listed, numbered
 
-TEXTS = ("Kamo had an old coat.", "Kumo had an old coat.")
+TEXTS = ("Namo had an old coat.", "Nedo had an old coat.")
 PARTS = {"V": "v", "K": "k", "K and V": "kv"}  # as a reader chooses them
 WIDE, CELL, ROW = 610.0, 58.0, 18.0
 LEFT, SIDE = 66.0, 88.0  # of the labels in front of the rows of a memory, and of a map
