@@ -249,15 +249,15 @@ def test_several_controls_choose_one_run(browser: Browser, tmp_path: Path, width
     caption = page.locator("#caption")
     expect(caption).to_contain_text("the one that it told before")
     page.keyboard.press("ArrowRight")  # the last layer
-    expect(caption).to_contain_text("The screen says Kamo, and the story is that of Kumo")
+    expect(caption).to_contain_text("The screen says Namo, and the story is that of Nedo")
     page.get_by_role("button", name="K", exact=True).click()
     expect(caption).to_contain_text("the one that it told before")
     page.get_by_role("button", name="K and V").focus()
     page.keyboard.press("Enter")
-    page.get_by_role("button", name="Kumo gets").click()
-    expect(caption).to_contain_text("The screen says Kumo, and the story is that of Kamo")
+    page.get_by_role("button", name="Nedo gets").click()
+    expect(caption).to_contain_text("The screen says Nedo, and the story is that of Namo")
     chosen = page.locator(".choice [aria-pressed=true]").all_text_contents()
-    assert chosen == ["Kumo gets Kamo's", "K and V"] and page.url.endswith("#t=3&v=5")
+    assert chosen == ["Nedo gets Namo's", "K and V"] and page.url.endswith("#t=3&v=5")
     assert barriers(page) == []
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     page.close()

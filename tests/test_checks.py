@@ -733,6 +733,16 @@ class WritesInPlace:
         return ([room[0, :end], room[1, :end]],)
 
 
+def cache_with(*changes: tuple[str, str]) -> Any:
+    return rewritten(MyCache, *changes)
+
+
+def static_with(written: str) -> Any:
+    """A static cache in which this stands where k and v are written."""
+    right = "self.k[layer, start:end], self.v[layer, start:end] = k, v"
+    return rewritten(MyStaticCache, (right, written))
+
+
 class Shared(MyCache):
     kv: dict[int, tuple[Tensor, Tensor]] = {}  # noqa: RUF012  the mistake
 
@@ -924,6 +934,24 @@ EXERCISES |= {
             (type("Two", (Other,), {"answer": lambda _, pairs: [*pairs[0]]}), "without the list"),
             (type("Cat", (Other,), {"answer": lambda _, pairs: torch.cat(*pairs[0])}), "one tuple"),
             (Shared, "make the dict in __init__"),
+            (cache_with(("(k, v), strict", "(k, k), strict")), "v gets the new k; it must get"),
+            (cache_with(("(k, v), strict", "(v, v), strict")), "k gets the new v; it must get"),
+            (
+                cache_with(("(k, v), strict", "(k, torch.cat((k, v))), strict")),
+                "layer 0: v has k in it; only v belongs there",
+            ),
+            (
+                cache_with(("if layer in", "if len(k) < 3 and (layer := 0) in")),
+                "layer 1: k has 6 tokens, expected 5; does each layer keep its own?",
+            ),
+            (
+                cache_with(("(torch.cat(pair) for", "(torch.cat(pair).flip(0) for")),
+                "layer 0: k is mixed up; first the old, then the new",
+            ),
+            (
+                cache_with(("(k, v), strict", "self.kv[layer], strict")),
+                "layer 0: k has 8 tokens, expected 5",
+            ),
         ],
     ),
     "transplant": Exercise(
@@ -959,6 +987,16 @@ EXERCISES |= {
             (PutsInFloat64, "Keep the dtype of k and v"),
             (CopiesInPlace, "it writes old k and v again"),
             (InNumpy, "make it with torch.zeros"),
+            (static_with("pass"), "layer 0: the new k is not written into the memory"),
+            (static_with("self.k[layer, start:end] = k"), "the new v is not written into the"),
+            (
+                static_with("self.k[layer, start:end] = self.v[layer, start:end] = k"),
+                "layer 0: v gets the new k; it must get the new v",
+            ),
+            (
+                static_with("self.k[layer, end - 1], self.v[layer, end - 1] = k[-1], v[-1]"),
+                "layer 0: k of tokens 0 to 2 is wrong",
+            ),
             (NoMemory, "has no attribute 'k'. Make the memory in __init__"),
             (QueryHeads, "A buffer of a layer is [max_len, K/V heads, head_dim]"),
         ],
@@ -985,7 +1023,8 @@ EXERCISES |= {
             (lambda run: run([9, 8, 7, 6, 5], [4, 3], 4), "3 of 4"),  # the last chunk: one token
             (lambda run: run([9, 8, 7, 6], [5, 6], 1), "3 of 4"),
             (lambda run: run([9, 8, 7, 6], []), "0 of 4"),
-            (lambda run: run([9, 8, 7, 6], [], 2).argmax(-1) * 0, "0 of 4"),
+            (lambda run: run([9, 8, 7, 6], [], 2) * 0, "0 of 4"),
+            (lambda run: run([9, 8, 7, 6], [], 2).argmax(-1), "the logits, and not tokens"),
             (lambda run: run([9], []) + torch.rand(1), "without a bug give different"),
             (lambda run: run([9, 8, 7, 6], [], 2).tolist(), "a tensor; got list"),
             (lambda run: run([9] * 300, []), "at most 256 tokens"),
@@ -1019,7 +1058,7 @@ EXERCISES |= {
     "why_finished": Exercise(
         c2.check_why_finished,
         [RIGHT["why_finished"], why_numpy],
-        WHY_SLIPS,
+        {**c2.REASON_SLIPS, **WHY_SLIPS},
         [
             (lambda *case: "stop" if case[0][-1] == case[2] else None, "it returns None, always"),
             (lambda ids, text, eos, stop, limit: stop[0] in text, "stop may be empty"),

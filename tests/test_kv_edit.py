@@ -18,7 +18,7 @@ from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 from tutorial_engine.viz.kv_edit_view import transplant, transplant_choices, transplant_runs
 from tutorial_engine.viz.player import player
 
-KAMO, KUMO = "Kamo had an old coat.", "Kumo had an old coat."
+NAMO, NEDO = "Namo had an old coat.", "Nedo had an old coat."
 NEW = 24
 
 
@@ -34,15 +34,15 @@ class AsLists:
 
 
 def exchange(model: Qwen3ForCausalLM, tokenizer: Tokenizer, which: str, layer: int = 3) -> Exchange:
-    return Exchange(memory_of(model, tokenizer.encode(KUMO).ids[:-1]), [1], [layer], which)
+    return Exchange(memory_of(model, tokenizer.encode(NEDO).ids[:-1]), [1], [layer], which)
 
 
 def test_v_of_one_slot_in_the_last_layer_carries_the_name_and_nothing_else_does(
     model: Qwen3ForCausalLM, tokenizer: Tokenizer
 ) -> None:
-    ids, other = (tokenizer.encode(text).ids for text in (KAMO, KUMO))
+    ids, other = (tokenizer.encode(text).ids for text in (NAMO, NEDO))
     own, donors = (continued(model, one, dict, NEW) for one in (ids, other))
-    assert "Kamo" in tokenizer.decode(own) and "Kumo" in tokenizer.decode(donors)
+    assert "Namo" in tokenizer.decode(own) and "Nedo" in tokenizer.decode(donors)
     for layer in range(model.config.num_hidden_layers):
         for which in ("k", "v", "kv"):
             got = continued(model, ids, exchange(model, tokenizer, which, layer), NEW)
@@ -62,10 +62,10 @@ def test_every_cache_tells_the_same_story_after_the_same_edit(
         lambda _: run_transformers_from(theirs, lambda ids: edit(memory_of(model, ids)))
     )
     paths["a learner's"] = loop_path(lambda _: mine.runner(edit=edit))
-    rows = ledger(paths, [tokenizer.encode(KAMO).ids], NEW)
+    rows = ledger(paths, [tokenizer.encode(NAMO).ids], NEW)
     assert len(rows) == 7 and all(row.ok for row in rows), rows
     plain = {"no cache": paths["no cache"], "unedited": loop_path(lambda _: mine.runner())}
-    assert ledger(plain, [tokenizer.encode(KAMO).ids], NEW)[1].difference > 0.1
+    assert ledger(plain, [tokenizer.encode(NAMO).ids], NEW)[1].difference > 0.1
 
 
 def test_an_edit_below_the_last_layer_has_no_reference(
@@ -79,14 +79,14 @@ def test_a_player_has_a_run_for_each_way_to_choose(
     model: Qwen3ForCausalLM, tokenizer: Tokenizer
 ) -> None:
     runs, choices = transplant_runs(model, tokenizer), transplant_choices()
-    at = [*itertools.product(*choices.values())].index(("Kamo gets Kumo's", "V"))
-    assert "The screen says Kamo, and the story is that of Kumo" in runs[at][3].caption
+    at = [*itertools.product(*choices.values())].index(("Namo gets Nedo's", "V"))
+    assert "The screen says Namo, and the story is that of Nedo" in runs[at][3].caption
     assert sum("The screen says" in frame.caption for run in runs for frame in run) == 7
     assert 'aria-label="exchange"' in player(runs, "", choices=choices)
     with pytest.raises(ValueError, match="5 runs, and 6 ways to choose"):
         player(runs[1:], "", choices=choices)
     with pytest.raises(ValueError, match="as many tokens"):
-        transplant(model, tokenizer, (KAMO, f"{KUMO}."))
+        transplant(model, tokenizer, (NAMO, f"{NEDO}."))
 
 
 def test_a_learners_memory_is_forgotten_moved_and_cut(
@@ -94,7 +94,7 @@ def test_a_learners_memory_is_forgotten_moved_and_cut(
 ) -> None:
     mine = OwnEngine(model, tokenizer, cached=True)
     mine.parts.own["MyCache"] = AsLists
-    text = f"{KAMO} Tima was a friend of K"
+    text = f"{NAMO} Tima was a friend of N"
     ids = tokenizer.encode(text).ids
     memory, wanted = mine.memory(text), mine.last_logits(ids)
     at = len(ids) - 1
@@ -111,4 +111,4 @@ def test_a_learners_memory_is_forgotten_moved_and_cut(
     assert (mine.logits_after(memory, ids[-1], at + 100) - wanted).abs().max() > 0.1
     begun = {layer: (k[:9], v[:9]) for layer, (k, v) in memory.items()}
     for end in (" Tima", " Ben"):
-        assert mine.go_on(begun, KAMO + end) == KAMO + end + mine.story(KAMO + end)
+        assert mine.go_on(begun, NAMO + end) == NAMO + end + mine.story(NAMO + end)

@@ -287,7 +287,8 @@ bring(mine, "01_attention_rope.ipynb")
 #
 # `mine.memory(text)` runs a text, all but its last token, and returns copies of what your cache holds: a dict,
 # layer → (k, v), each [tokens, K/V heads, head_dim]. Token i is in *slot* i.
-# `mine.go_on(memory, text)` puts a memory into a new cache, and goes on with the text.
+# `mine.go_on(memory, text)` puts a memory into a new cache. Then it runs the last token, to get its logits, and goes
+# on with the text.
 #
 # ### Exercise 2: transplant (5 minutes)
 #
@@ -322,21 +323,21 @@ mine.use(transplant, check_transplant)
 # function (the package's, as long as yours is not right).
 
 # %%
-KAMO, KUMO = "Kamo had an old coat.", "Kumo had an old coat."
-print(token_labels(tokenizer, tokenizer.encode(KAMO).ids))
+NAMO, NEDO = "Namo had an old coat.", "Nedo had an old coat."
+print(token_labels(tokenizer, tokenizer.encode(NAMO).ids))
 
 
 def story_with(layer, which):
-    """Kamo's story, when slot 1 of a layer has K, V or both of Kumo's."""
-    changed = mine.transplant(mine.memory(KAMO), mine.memory(KUMO), layer, [1], which)
-    return mine.go_on(changed, KAMO)
+    """Namo's story, when slot 1 of a layer has K, V or both of Nedo's."""
+    changed = mine.transplant(mine.memory(NAMO), mine.memory(NEDO), layer, [1], which)
+    return mine.go_on(changed, NAMO)
 
 
-print("untouched:  ", mine.go_on(mine.memory(KAMO), KAMO))
+print("untouched:  ", mine.go_on(mine.memory(NAMO), NAMO))
 print("transplant: ", story_with(3, "KV"))
 
 # %% [markdown]
-# The screen still says Kamo, and the story is about Kumo. You have copied 512 bytes. (We chose a pair of names for which
+# The screen still says Namo, and the story is about Nedo. You have copied 512 bytes. (We chose a pair of names for which
 # the copied name comes out whole. With others the old name vanishes as well, but often a third one comes: the slots
 # behind it still hold the old text.)
 
@@ -349,19 +350,22 @@ predictions.ask(
 
 # %%
 k_alone, v_alone = story_with(3, "K"), story_with(3, "V")
-changed = ("Kumo" in k_alone) + 2 * ("Kumo" in v_alone)
+changed = ("Nedo" in k_alone) + 2 * ("Nedo" in v_alone)
 if predictions.reveal("transplant", {1: 0, 2: 1, 3: 2, 0: 3}[changed]):
     print("K alone:", k_alone)
     print("V alone:", v_alone)
 
 # %% [markdown]
 # The **key** says how a slot is found, and the **value** is what it passes on. In layer 3, heads 3 to 5 copy
-# names: they look for the token that followed the same letter earlier (notebook 01). ("K" is a token here, and K a key.) Both keys are found equally
-# well. The next cell runs the story up to the second letter K. It shows the *weights* (shares of attention) that
-# this token gives to slot 1: with its own key, with Kumo's, and with a key of zeros.
+# names: they look for the token that followed the same letter earlier (notebook 01). The key of `am` and the key of
+# `ed` both say: I come after an N. So the query finds both about equally well, and K alone changes
+# nothing. The value says which name it is.
+#
+# The next cell runs the story up to the second N. It shows the share of attention that
+# this token gives to slot 1: with its own key, with Nedo's, and with a key of zeros.
 
 # %%
-named = f"{KAMO} Tima was a friend of K"
+named = f"{NAMO} Tima was a friend of N"
 named_ids = tokenizer.encode(named).ids
 
 
@@ -374,34 +378,34 @@ class LastLayer(SdpaAttention):
 seen = LastLayer()
 model(Batch.from_sequences([named_ids]), seen)
 q, k, v = seen.qkv
-for name, key in {"Kamo": k[1], "Kumo": mine.memory(KUMO)[3][0][1], "zeros": 0 * k[1]}.items():
+for name, key in {"Namo": k[1], "Nedo": mine.memory(NEDO)[3][0][1], "zeros": 0 * k[1]}.items():
     k[1] = key
-    weights = naive_attention(q, k, v).weights[3:6, 0, 1]  # heads 3 to 5, slot 1
-    print(f"weight of slot 1 with the key of {name}:", [f"{float(w):.2f}" for w in weights])
+    shares = naive_attention(q, k, v).weights[3:6, 0, 1]  # heads 3 to 5, slot 1
+    print(f"share of slot 1 with the key of {name}:", [f"{float(x):.2f}" for x in shares])
 
 # %%
 predictions.ask(
     "layer",
     "The same transplant of K and V, but in layer 0 in place of layer 3. The story is about ...",
-    ["Kumo: the name comes from layer 0", "Kamo, as before", "neither of the two"],
+    ["Nedo: the name comes from layer 0", "Namo, as before", "neither of the two"],
 )
 
 # %%
 stories_of = [story_with(layer, "KV") for layer in range(c.num_hidden_layers)]
-in_0 = 0 if "Kumo" in stories_of[0] else 1 if "Kamo" in stories_of[0][len(KAMO) :] else 2
+in_0 = 0 if "Nedo" in stories_of[0] else 1 if "Namo" in stories_of[0][len(NAMO) :] else 2
 if predictions.reveal("layer", in_0):
     for layer, story in enumerate(stories_of):
         print(f"layer {layer}:", story)
 
 # %% [markdown]
-# K and V of layer 3 were computed from the output of layers 0 to 2, when the text ran. They hold the name
-# already. The new tokens look it up in layer 3 only, so an edit of an earlier layer comes too late.
+# K and V of layer 3 were computed from the output of layers 0 to 2, when the text ran. When we edit layers 0 to 2, they
+# have already passed the name on to layer 3, and the new tokens look it up there.
 #
 # **Amnesia.** We take the three slots of the name out of the memory, just before the name has to come again.
 # `logits_after` runs one token at a given position.
 
 # %%
-at = len(named_ids) - 1  # the position of the second "K"
+at = len(named_ids) - 1  # the position of the second "N"
 memory = mine.memory(named)
 
 
@@ -411,12 +415,12 @@ def p_am(memory):
 
 
 without_name = {layer: (k[3:], v[3:]) for layer, (k, v) in memory.items()}
-never = mine.last_logits(tokenizer.encode(named.replace("Kamo", "Mira")).ids).softmax(-1)
+never = mine.last_logits(tokenizer.encode(named.replace("Namo", "Mira")).ids).softmax(-1)
 print(f"P(am): {p_am(memory):.2f}; without the slots of the name: {p_am(without_name):.2f}")
-print(f"in a text that never named Kamo: {float(never[named_ids[1]]):.2f}")
+print(f"in a text that never named Namo: {float(never[named_ids[1]]):.2f}")
 
 # %% [markdown]
-# The text still names Kamo. But the model remembers only what is in its cache.
+# The text still names Namo. But the model remembers only what is in its cache.
 #
 # **What matters?** We set V of one slot in one layer to zero, and do so for every slot and layer.
 
@@ -439,8 +443,8 @@ alone[3][1][1] = memory[3][1][1]  # V of slot 1, layer 3
 print(f"V of all other slots and layers set to zero: P(am) = {p_am(alone):.2f}")
 
 # %% [markdown]
-# One cell stands out, and we chose no head to find it. Of all stored values, the next step needs this one, and it needs
-# no other.
+# One square stands out. This time we did not need to know which heads copy names. Of all stored values, the next
+# step needs this one, and no other.
 #
 # **Move it in time.** RoPE has turned each key by its position. We turn all keys by 100 more positions, with
 # your `rope` if you brought it. Then the text should go on at position 118 as it did at position 18.
@@ -463,7 +467,7 @@ print(f"keys not turned: the logits are off by {float((not_turned - here).abs().
 # %%
 begun = {layer: (k[:9], v[:9]) for layer, (k, v) in memory.items()}
 for hero in (" Ben", " Anna"):
-    print(mine.go_on(begun, KAMO + hero))
+    print(mine.go_on(begun, NAMO + hero))
 
 # %% [markdown]
 # **Bonus, without steps:** write `Few`, a cache that keeps only the first 4 tokens and the last 64. (So does
@@ -794,7 +798,8 @@ print(f"{caught} of {len(BUGS_02)} bugs are caught")
 # ### Exercise 6: a test that catches all four (10 minutes)
 #
 # Write a test. It gets the function `logits_of`, calls it with a prompt, new tokens and a chunk size of your choice
-# (any different ids below 256), and returns the logits. The check plants each bug, and the logits must change every time.
+# (ids below 256, none twice), and returns the logits, not tokens. `chunk_size=3` cuts the prompt into pieces of 3
+# tokens; each is one forward. The check plants each bug, and the logits must change every time.
 # Then make the test smaller: how few tokens are enough?
 #
 # <details><summary>Hint</summary>Read the changed line of the fourth bug. For which <code>q_len</code> and
@@ -940,7 +945,7 @@ latency_picture(measured, virtual) if predictions.reveal("short", answer) else N
 
 # %% [markdown]
 # The left clock counts one unit for each token that runs. The right clock is this machine: other programs bend its
-# curves, and a jump means that a library changed to another kernel. The model is so small that for a few tokens
+# curves, and a jump means that a library changed to another program for the same product. The model is so small that for a few tokens
 # most of the time goes into *starting* operations. The cache wins clearly once the arithmetic takes longer than that.
 
 # %%
@@ -953,6 +958,8 @@ for n in (1, 8, 64):
     print(f"a forward over {n:2} tokens starts {started} operations{more}")
 
 # %% [markdown]
+# 64 tokens need 64 times the arithmetic, but start less than a third more operations.
+#
 # Users notice two delays. **TTFT**, the time to the first token, is the time of the prefill. **TPOT**, the
 # time per output token, is the time of one decode step.
 
@@ -1022,7 +1029,7 @@ cases = {
 for name, work in cases.items():
     flops, moved = work.flops(four_layers), work.num_bytes(four_layers)
     print(f"{name:20} {flops / 1e6:6,.0f} MFLOP, {moved / 1e6:.0f} MB:", end=" ")
-    print(f"{flops / moved:5.1f} a byte;", count_operations(ready(large, work)), "operations")
+    print(f"{flops / moved:5.1f} FLOPs a byte")
 
 # %% [markdown]
 # Drawn over the FLOPs per byte, the limit looks like a *roof*
@@ -1357,9 +1364,9 @@ if predictions.reveal("rows", (different > 1) + (different > 16)):
 
 # %% [markdown]
 # Such a difference changes a greedy token only when the two best logits are closer together than the
-# rounding. This distance, top1 − top2, is called the *margin*. The rounding of one operation is at most half a
-# *step*: the distance between two neighbouring numbers of a format, at the size of these logits. How often is a
-# margin smaller than a step of fp32, or of bf16?
+# rounding. This distance, top1 − top2, is called the *margin*. A *gap* is the distance between two neighbouring
+# numbers of a format, at the size of these logits. The rounding of one operation is at most half of it. How often is a
+# margin smaller than a gap of fp32, or of bf16?
 
 # %% tags=["figure-margins"]
 import math
@@ -1375,12 +1382,12 @@ for text in islice(stories(seed=5), 20):
     best = logits.topk(2).values
     margins += (best[:, 0] - best[:, 1]).tolist()
     largest = max(largest, float(logits.abs().max()))
-power = 2 ** math.floor(math.log2(largest))  # from here to its double all steps are equal
+power = 2 ** math.floor(math.log2(largest))  # from here to its double all gaps are equal
 formats = {"fp32": torch.float32, "bf16": torch.bfloat16}
 margins_picture(margins, {name: torch.finfo(one).eps * power for name, one in formats.items()})
 
 # %% [markdown]
-# No margin of 20 stories is below the step of fp32. But many servers compute in bf16, and there some are. Roundings
+# No margin of 20 stories is below the gap of fp32. But many servers compute in bf16, and there 181 of 2,729 are. Roundings
 # add up on the way through the layers, so even more are in danger. One such token is enough: after it the
 # two texts go their own ways.
 
@@ -1457,14 +1464,14 @@ print(table(rows))
 # %%
 from tutorial_engine.lab import Exchange, edited_paths, memory_of, run_transformers_from
 
-donor = memory_of(model, tokenizer.encode(KUMO).ids[:-1])
+donor = memory_of(model, tokenizer.encode(NEDO).ids[:-1])
 edit = Exchange(donor, slots=[1], layers=[3], which="v")
 edited = edited_paths(model, edit)
 edited["transformers, its own cache"] = loop_path(
     lambda n: run_transformers_from(theirs, lambda ids: edit(memory_of(model, ids)))
 )
 edited[mine.label] = loop_path(lambda n: mine.runner(edit=edit))
-print(table(ledger(edited, [tokenizer.encode(KAMO).ids], num_tokens=24)))
+print(table(ledger(edited, [tokenizer.encode(NAMO).ids], num_tokens=24)))
 
 # %% [markdown]
 # **bf16 is another matter.** It keeps 8 significant bits of each number, fp32 keeps 24. We

@@ -44,6 +44,8 @@ def check_cache_test(test: CacheTest) -> Verdict:
             raise Told(bad)
         if not isinstance(got, Tensor):
             raise CannotBe(f"return what logits_of gave, a tensor; got {type(got).__name__}")
+        if not got.is_floating_point():
+            raise CannotBe("return the logits, and not tokens: a bug may change logits alone")
         return got
 
     def run() -> Verdict:

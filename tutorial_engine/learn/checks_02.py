@@ -41,6 +41,10 @@ CACHE_SLIPS: Slips = slips_of(
         what was joined is not stored; store it in every call ▸ self.kv[layer] = (k, v)
     zip(self.kv[layer], → zip([self.kv[layer][0]] * 2,
         the new v is joined behind the old k
+    (k, v), strict → (v, k), strict
+        k gets the new v, and v the new k
+    (k, v), strict → (k, torch.cat((self.kv[layer][0], k))), strict
+        all of k is joined behind the old v; v must get the new v
     if layer in → if (layer := 0) in
         all layers share one k and one v; each layer keeps its own
     pair) for → pair[::-1]) for
@@ -168,21 +172,43 @@ def _why_no_history(
     """What is wrong with the first tensor that is."""
     layers = len(want) // len(NEW)
     for step, (mine, right) in enumerate(zip(got, want, strict=True)):
-        layer = step % layers
-        for name, a, b in zip("kv", mine, right, strict=True):
+        layer, new = step % layers, NEW[step // layers]
+        for name, a, b, others in zip("kv", mine, right, right[::-1], strict=True):
             if a.shape[1:] != b.shape[1:]:
                 shapes = f"{list(a.shape)}, expected {list(b.shape)}"
                 return (
                     f"layer {layer} gives {name} of shape {shapes}; the tokens are the first axis"
                 )
-            if len(a) != len(b):
-                many = f"{len(a)} tokens, expected {len(b)}"
-                return f"layer {layer} has {name} of {many}; does each layer keep its own?"
-            if not alike(a, b, 0):
-                if a.dtype != b.dtype and alike(a, b, 0.02):
-                    return f"layer {layer} gives {name} in {a.dtype}, and rounds it; keep its dtype"
-                return f"layer {layer} mixes up {name}; first the old, then the new"
+            if alike(a, b, 0):
+                continue
+            if a.shape == b.shape and a.dtype != b.dtype and alike(a, b, 0.02):
+                return f"layer {layer} gives {name} in {a.dtype}, and rounds it; keep its dtype"
+            return f"layer {layer}: {_wrong_tokens(name, a, b, others, new)}"
     return ""
+
+
+def _wrong_tokens(name: str, got: Tensor, want: Tensor, others: Tensor, new: int) -> str:
+    """What is wrong with k (or v) of a layer; `others` is the right v (or k), `new` its tokens."""
+    other = "v" if name == "k" else "k"
+    lacks_new = not _among(want[-new:], got).any()
+    if lacks_new and _among(others[-new:], got).any():
+        return f"{name} gets the new {other}; it must get the new {name}"
+    if _among(others, got).any():
+        return f"{name} has {other} in it; only {name} belongs there"
+    if len(got) != len(want):
+        more = "; does each layer keep its own?" * (len(got) > len(want))
+        return f"{name} has {counted(len(got), 'token')}, expected {len(want)}{more}"
+    if lacks_new:
+        return f"the new {name} is not written into the memory"
+    if _among(want, got).all():
+        return f"{name} is mixed up; first the old, then the new"
+    wrong = [i for i, (a, b) in enumerate(zip(got, want, strict=True)) if not alike(a, b, 0)]
+    return f"{name} of {numbered(wrong, 'token')} is wrong"
+
+
+def _among(rows: Tensor, many: Tensor) -> Tensor:
+    """Which of these rows are among many."""
+    return (rows[:, None] == many).flatten(2).all(-1).any(-1)
 
 
 def check_cache(make_cache: Callable[[], Any]) -> Verdict:
@@ -297,6 +323,9 @@ TRANSPLANT_SLIPS: Slips = slips_of(
         it changes the donor and returns it; change `memory`, and return that
     return memory → return donor
         the memory is right, and the donor was returned
+    k[slots] = donor_k[slots] → k[:, slots] = donor_k[:, slots]
+    v[slots] = donor_v[slots] → v[:, slots] = donor_v[:, slots]
+        slots are the first axis; these are heads of all slots ▸ k[slots] = ...
     k[slots] = donor_k[slots] → k[slots], donor_k[slots] = donor_k[slots], k[slots]
     v[slots] = donor_v[slots] → v[slots], donor_v[slots] = donor_v[slots], v[slots]
         the donor has changed, too; copy, and do not swap
@@ -617,6 +646,13 @@ def check_top_p(function: Callable[[Tensor, float], Tensor]) -> Verdict:
 # -- why_finished ---------------------------------------------------------------------------------
 
 EOS_IDS = (0, 3)  # a model may have several end-of-text tokens
+REASON_SLIPS: Slips = slips_of(
+    right_reason,
+    """
+    len(new_ids) → len(text)
+        max_tokens counts tokens, and not the characters of the text
+    """,
+)
 
 
 class Ending(NamedTuple):
@@ -635,6 +671,7 @@ ENDINGS = (
         "2 of 8 tokens, nothing special",
         "it goes on: return None (and all() of no strings is True)",
         [5, 6],
+        "Anna",
     ),
     Ending(
         "the newest token is an end-of-text token",
@@ -723,7 +760,7 @@ def check_why_finished(function: Callable[..., str | None]) -> Verdict:
         return "stop is a tuple of strings: look in text for each of them, not for the tuple"
 
     return judge(
-        *("why_finished", function, right_reason, ENDINGS, {}),
+        *("why_finished", function, right_reason, ENDINGS, REASON_SLIPS),
         f"why_finished: {len(ENDINGS)} endings, the first and the last token",
         call=_reason,
         where=lambda got, what, *_: what,

@@ -13,7 +13,7 @@ from torch import Tensor
 from tutorial_engine.lab.kv_edit import Exchange, continued, memory_of
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 from tutorial_engine.viz.flow import words
-from tutorial_engine.viz.parts import BOLD, CENTRE, MARGIN, Sheet, part_of, shade
+from tutorial_engine.viz.parts import BOLD, CENTRE, FAINT, MARGIN, Sheet, part_of, shade
 from tutorial_engine.viz.picture import Picture
 from tutorial_engine.viz.player import Frame
 from tutorial_engine.viz.request_look import look
@@ -21,7 +21,7 @@ from tutorial_engine.viz.style import INK
 from tutorial_engine.viz.tokens import token_labels
 from tutorial_engine.viz.words import listed, numbered
 
-TEXTS = ("Kamo had an old coat.", "Kumo had an old coat.")
+TEXTS = ("Namo had an old coat.", "Nedo had an old coat.")
 PARTS = {"V": "v", "K": "k", "K and V": "kv"}  # as a reader chooses them
 WIDE, CELL, ROW = 610.0, 58.0, 18.0
 LEFT, SIDE = 66.0, 88.0  # of the labels in front of the rows of a memory, and of a map
@@ -98,10 +98,19 @@ def transplant_scene(edit: Transplant) -> Sheet:
 
 
 def _memory(sheet: Sheet, name: str, edit: Transplant, text: int, y: float) -> None:
-    """The tokens of a text, and below each its K and V in every layer, in their text's colour."""
+    """The tokens of a text, and below each its K and V in every layer, in their text's colour.
+
+    The last token has none: the screen's runs after the copy, the other never.
+    """
+    last = len(edit.labels[text]) - 1
     for slot, label in enumerate(edit.labels[text]):
         x = LEFT + slot * CELL
         sheet.inside(f"{name}.{slot}.label", (x, y, CELL - 4, 20), label, 14)
+        if slot == last:
+            for line, word in enumerate(("runs", "next") if text == 0 else ()):
+                box = (x, y + 22 + ROW * (line + edit.num_layers / 2 - 1), CELL - 4, ROW - 3.0)
+                sheet.inside(f"{name}.{word}", box, word, 12, **FAINT)
+            break
         for layer, (i, part) in itertools.product(range(edit.num_layers), enumerate("KV")):
             is_new = slot in edit.slots and layer in edit.layers and part.lower() in edit.which
             one = look(1 if is_new else text)

@@ -63,16 +63,16 @@ def draws_picture(good: Sequence[str], bad: Sequence[str]) -> Picture:
 
 
 @house_style()
-def margins_picture(margins: Sequence[float], steps: Mapping[str, float]) -> Picture:
+def margins_picture(margins: Sequence[float], gaps: Mapping[str, float]) -> Picture:
     """How often the best token leads by how much: a histogram of margins, top1 − top2 of logits.
 
-    `steps` has the distance of neighbouring numbers of each format (name -> distance): below it a
+    `gaps` has the distance of neighbouring numbers of each format (name -> distance): below it a
     rounding can swap the two. ValueError for no margin, or one that is not above 0.
     """
-    if not margins or not steps or min(*margins, *steps.values()) <= 0:
+    if not margins or not gaps or min(*margins, *gaps.values()) <= 0:
         raise ValueError("give at least one margin and one format, and only numbers above 0")
-    low = math.floor(math.log10(min(*margins, *steps.values()))) - 0.5
-    high = math.ceil(math.log10(max(*margins, *steps.values())))
+    low = math.floor(math.log10(min(*margins, *gaps.values()))) - 0.5
+    high = math.ceil(math.log10(max(*margins, *gaps.values())))
     edges = [10 ** (low + i / 4) for i in range(round(4 * (high - low)) + 1)]
     figure, (ax,) = panels(8.5, 3.4)
     ax.hist(margins, edges, color=BLUE, edgecolor=PAPER)
@@ -82,18 +82,18 @@ def margins_picture(margins: Sequence[float], steps: Mapping[str, float]) -> Pic
     ax.xaxis.set_major_formatter(PLAIN)
     ax.minorticks_off()
     parts = []
-    for (name, step), dashes in zip(steps.items(), DASHES[1:], strict=False):
-        ax.axvline(step, color=RED, linestyle=dashes, linewidth=2)
-        words = f"one step\nof {name}"
+    for (name, gap), dashes in zip(gaps.items(), DASHES[1:], strict=False):
+        ax.axvline(gap, color=RED, linestyle=dashes, linewidth=2)
+        words = f"one gap\nof {name}"
         ax.annotate(
-            words, (step, 0.99), (5, 0), ("data", "axes fraction"), "offset points", va="top",
+            words, (gap, 0.99), (5, 0), ("data", "axes fraction"), "offset points", va="top",
             color=RED, fontsize=9.5,
         )  # fmt: skip
-        count = sum(margin < step for margin in margins)
-        parts.append(f"{count or 'none'} {'is' if count == 1 else 'are'} below one step of {name}")
+        count = sum(margin < gap for margin in margins)
+        parts.append(f"{count or 'none'} {'is' if count == 1 else 'are'} below one gap of {name}")
     return finish(
         figure,
-        f"Of {len(margins):,} margins {listed(parts)}. A step is the distance of two neighbouring "
+        f"Of {len(margins):,} margins {listed(parts)}. A gap is the distance of two neighbouring "
         "numbers of the format, at the size of the largest logit.",
     )
 
