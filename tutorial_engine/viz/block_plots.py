@@ -16,6 +16,7 @@ from tutorial_engine.viz.parts import (
     BOLD,
     DEAF,
     FAINT,
+    GREY,
     MARGIN,
     RIGHT,
     THICK,
@@ -418,8 +419,8 @@ class _Step(Sheet):
     def _marks(self) -> dict[str, Mark]:
         looks = list(self.looks.values())
         marks: dict[str, Mark] = {
-            "K and V are there": self.sample("cached", looks[0]),
-            "written in this step": self.sample("written", looks[0]),
+            "K and V are there": self.sample("cached", GREY),
+            "written in this step": self.sample("written", GREY),
             self._reserved: self.sample("reserved"),
         }
         if len(looks) > 1:
@@ -427,7 +428,7 @@ class _Step(Sheet):
             marks["shared"] = lambda name, box: self.shared_cell(name, box, dark)
         touched: Style = {"fill": TOUCHED, "rx": 2, "stroke": QUIET, **DASHES}
         if self.run.prefix_caching:
-            marks[KEPT] = self.sample("kept", looks[0])
+            marks[KEPT] = self.sample("kept", GREY)
         marks["free"] = self.sample("free")
         marks["block touched in this step"] = lambda name, box: self.rect(name, box, **touched)
         return marks

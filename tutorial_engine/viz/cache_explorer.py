@@ -12,8 +12,7 @@ from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 from tutorial_engine.viz.cache_steps import NAMES, CacheRun, record_run
 from tutorial_engine.viz.explorer import Explorer, number, text
 from tutorial_engine.viz.flow import Piece, bar, cell, column, panel, row, show, table, who, words
-from tutorial_engine.viz.lanes import GREY
-from tutorial_engine.viz.parts import BOLD, FAINT, MARGIN, WIDTH, Sheet
+from tutorial_engine.viz.parts import BOLD, FAINT, GREY, MARGIN, WIDTH, Sheet
 from tutorial_engine.viz.request_look import cut_to, look, text_width
 from tutorial_engine.viz.scene import Scene
 from tutorial_engine.viz.style import BLUE, RED

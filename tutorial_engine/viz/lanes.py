@@ -10,7 +10,7 @@ from functools import partial
 from itertools import groupby
 from typing import Literal, NamedTuple
 
-from tutorial_engine.viz.parts import CENTRE, FAINT, RIGHT, Mark, Sheet, Style
+from tutorial_engine.viz.parts import CENTRE, FAINT, GREY, RIGHT, Mark, Sheet, Style
 from tutorial_engine.viz.request_look import (
     Box,
     Look,
@@ -19,7 +19,6 @@ from tutorial_engine.viz.request_look import (
     look,
     nice_step,
     text_width,
-    tint,
 )
 from tutorial_engine.viz.scene import HATCHED
 from tutorial_engine.viz.style import INK, PAPER, QUIET, RULE
@@ -29,7 +28,6 @@ By = Literal["step", "time"]
 NAME = 110.0  # the most that a name takes
 TEXT = 11.0
 IDLE = ("waits", "stalls")  # nothing of the request runs
-GREY = Look(QUIET, tint(QUIET, 0.16), tint(QUIET, 0.5), "plain")
 WORDS = {  # kind -> its number in the legend, what it means
     "waits": ("", "waits: in the queue"),
     "prefill": (" n", "prefill{}: {} tokens of its prompt"),

@@ -27,6 +27,7 @@ WIDTH = 1000.0  # of a large canvas
 MARGIN = 10.0
 KEY = 11.0  # letters of legends and notes
 TRACK = "#e3e8ec"  # of a bar: what it could be
+GREY = Look(QUIET, tint(QUIET, 0.16), tint(QUIET, 0.5), "plain")  # nobody's: of legends
 Mark = Callable[[str, Box], object]  # draws a sample of that name into that box
 
 

@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 from tutorial_engine.trace.events import Added, Admitted, Finished, Preempted, Trace
 from tutorial_engine.trace.history import Step
-from tutorial_engine.viz.lanes import GREY, TEXT
-from tutorial_engine.viz.parts import BOLD, CENTRE, DEAF, RIGHT, Mark, Sheet, Style
+from tutorial_engine.viz.lanes import TEXT
+from tutorial_engine.viz.parts import BOLD, CENTRE, DEAF, GREY, RIGHT, Mark, Sheet, Style
 from tutorial_engine.viz.picture import Picture
 from tutorial_engine.viz.request_look import (
     Box,
