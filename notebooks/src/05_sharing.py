@@ -424,7 +424,7 @@ if predictions.reveal("zoo", {0: "none of them", 2: "two", 5: "all five"}[wrong_
 #
 # The *hit rate* is the share of prompt tokens that were hits in the prefix cache. Below are five real runs
 # of our engine, with three requests each. A and C begin with the same text, or so their user thinks, and still
-# the hit rate is 0 %. Here are six explanations. One of them is never true:
+# the hit rate is 0 %. Here are six explanations. One of them is never the cause:
 
 # %% jupyter={"source_hidden": true}
 from tutorial_engine.lab import BEGINS, EVICTED, NOT_YET, RUNNING, SALT, SHORT, cases
@@ -450,7 +450,7 @@ for case in runs[3:]:
 #
 # <details><summary>Hint</summary>Ask five questions of each run. Is there a full block at all? Is the first
 # block really the same? Do both requests use the same salt? Is the block still there when the second request
-# comes? Was it full by then? Section 1 showed that one explanation is never true.</details>
+# comes? Was it full by then? Section 1 showed that one of them is never the cause.</details>
 
 
 # %% tags=["exercise"]
@@ -534,7 +534,7 @@ timeline(scarce.trace.trace()) if chosen else None
 #
 # - `allocate(request)` gives its slots, or None if there is no room. (This is the engine's, for all new tokens of a
 #   request, and not your `allocate` of notebook 04.)
-# - If there is no room, the *last* of `running` is the victim. `preempt(victim)` takes it out of `running`. Then ask again.
+# - If there is no room, the *last* of `running` is the victim, as in vLLM without priorities. `preempt(victim)` takes it out of `running`. Then ask again.
 # - The victim may be `request` itself. Then return None.
 #
 # <details><summary>Hint</summary>Repeat while <code>allocate</code> gives None: the victim is <code>running[-1]</code>.
@@ -619,7 +619,7 @@ box("swap")
 predictions.ask(
     "thrash",
     "All five come at once, and each step runs at most one chunk of E. How often is E preempted under the second rule?",
-    ["never", "once", "13 times"],
+    ["never", "once", "13 times", "32 times"],
 )
 
 # %% tags=["figure-thrash"] jupyter={"source_hidden": true}
@@ -651,7 +651,7 @@ for one in when_full(kept):
     print(f"{one.request_id} had {one.num_tokens}, finds {one.num_found}")
 
 # %% [markdown]
-# What E finds needs room, too. “Found + next chunk” is now its whole prompt, so the second rule asks for as much as the
+# (264, not 256: the text of E begins like that of A, so E found 8 tokens at once.) What E finds needs room, too. “Found + next chunk” is now its whole prompt, so the second rule asks for as much as the
 # first one, and E waits. In the meantime the users took some of its blocks, so it does not find all of its tokens. If
 # they took many more, it could thrash again.
 
@@ -735,7 +735,8 @@ print(others_beside_vllm(model, tokenizer, lesson=5))
 # All tokens are right. Tail first, even the plan is always the same, and only other blocks are taken. Head first,
 # some steps have another plan. After one wrong block, the blocks rarely fit again.
 #
-# In the second run, no block is free before step 41. Three requests run. These are their blocks, in the order of admission:
+# In the second run, no block is free before step 41. Three requests run. These are their blocks, in the order of admission.
+# (They are vLLM's numbers minus 1: a request of vLLM never gets its block 0.)
 
 # %% jupyter={"source_hidden": true}
 from tutorial_engine.lab import recorded_decisions
@@ -785,7 +786,7 @@ server.beside_vllm(show_step=41) if chosen else None
 # - Requests that ask for the logprobs of their prompt. They need a forward of all of it, so vLLM does not look them up.
 # - Speculative decoding: guessed tokens take slots, too, and lose them when the guess was wrong.
 #
-# [Reading on](../docs/reading-on.md) says where to look for these in the source of three engines.
+# [Reading on](../docs/reading-on.md) says where to begin with most of these.
 #
 # </details>
 #

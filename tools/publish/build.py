@@ -86,6 +86,7 @@ def make_notebook(source: Path, solved: bool) -> NotebookNode:
         cell.id = f"cell-{number:03d}"  # jupytext draws ids at random; ours never differ
         if solved:
             cell.source = MARKS.sub("", cell.source + "\n").rstrip("\n")
+            cell.source = cell.source.replace("../docs/", "../../docs/")  # one folder deeper
         else:
             cell.source = SOLUTION.sub(r"\1...\n", cell.source + "\n").rstrip("\n")
     first = f"{INSTALL}\n{SOLVED}" if solved else INSTALL

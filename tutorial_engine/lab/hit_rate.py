@@ -116,6 +116,8 @@ class Case:
             return (
                 f"{fresh} of {self.recipe.num_blocks} blocks were never used, so none was evicted"
             )
+        if cause == NOT_YET and self.cause == SHORT:
+            return f"the {len(a)} prompt tokens of A never fill a block of {self.recipe.block_size}"
         if cause == RUNNING and self.recipe.together:
             return "a full block of a request that runs is found as well"
         ends = {e.request_id: e.step for e in self.trace.events if isinstance(e, events.Finished)}

@@ -38,6 +38,8 @@ FREE_SLIPS: Slips = slips_of(
     reversed(table) → table
         head first: after 7 and 8, block 0 is taken next, and then whoever has this prefix finds
         nothing, though 1, 2 and 3 are still there; last block first
+    without + free_queue + with_hash → without + free_queue + with_hash[::-1]
+        those with a hash stand head first in the queue: the last block of the table comes first
     reversed(table) → table
     without + free_queue + with_hash → free_queue + gone
         blocks 0 to 3 stand head first in the queue: the last block of the table comes first
@@ -143,6 +145,11 @@ TAKE_SLIPS: Slips = slips_of(
 )
 
 
+def _why(error: Exception) -> str:
+    """What a KeyError of `take` means."""
+    return "the keys of `cached` are hashes, not blocks" * isinstance(error, KeyError)
+
+
 def _taken(
     take: Part, queue: list[int], hashes: dict[int, Any], cached: dict[Any, int]
 ) -> list[Any] | None:
@@ -174,6 +181,7 @@ def check_take(take: Part) -> Verdict:
         otherwise=lambda got, want, *_: (
             f"then hashes is {got[2]}; expected block {want[0]}, hashes {want[2]}, cached {want[3]}"
         ),
+        explain=_why,
         then=then,
     )
 

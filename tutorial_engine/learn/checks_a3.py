@@ -170,7 +170,7 @@ HITS_SLIPS: Slips = slips_of(
     prompts[:i] → prompts[:i] + prompts[i + 1 :]
         those that come later have computed nothing yet
     prompts[:i] → ()
-        all come at once, but a block can be found as soon as a step is planned that computes it
+        all come at once, but a block can be found as soon as its tokens are planned
     best = max(best, end) → best += block_size
         two earlier prompts with the same beginning do not count twice
     prompt[:end] → prompt[end - block_size : end]
@@ -221,7 +221,8 @@ def check_hits(function: Hits) -> Verdict:
         "hits: 0, 64, 32 and 64 tokens, as vLLM found them",
         read=_as_list,
         where=lambda got, prompts, size: (
-            f"prompts of {[len(p) for p in prompts]} tokens, blocks of {size}, got {got}"
+            f"prompts {prompts if max(map(len, prompts)) < 16 else [len(p) for p in prompts]}, "
+            f"blocks of {size}, got {got}"
         ),
         otherwise=_wrong_hits,
         then=_found_there,
@@ -279,11 +280,13 @@ LOG_SLIPS: Slips = slips_of(
     int(requests * max_model_len) → requests * max_model_len
         the first number is a number of tokens, without a fraction: int()
     [int(requests * max_model_len), requests] → [blocks * block_size, requests]
-        of a last block only those tokens count that a request may have: requests · max_model_len
+        the empty slots at the end of a last block do not count: requests · max_model_len
     requests * max_model_len → blocks * block_size - int(requests) * (-max_model_len % block_size)
         the part of a request that still fits counts, too: requests · max_model_len
     [int(requests * max_model_len), requests] → [blocks, requests]
         the first number counts tokens, and this one counts blocks: requests · max_model_len
+    blocks / -(-max_model_len // block_size) → round(blocks / -(-max_model_len // block_size), 2)
+        vLLM rounds the second number only when it writes it: do not round it
     blocks / -(-max_model_len // block_size) → num_bytes // bytes_per_token / max_model_len
         the memory is given out in blocks: divide the bytes into blocks first
     [int(requests * max_model_len), requests] → [requests, int(requests * max_model_len)]
@@ -299,6 +302,7 @@ LOG_CASES = (
     (10**9, 3000, 16, 320),
     (10**9, 3000, 128, 320),
     (10**7, 3000, 16, 110),  # 29.714 requests of 3268.57 tokens: rounded they are others
+    (10**7, 3000, 16, 1110),  # 2.9714 requests: of 2.97 the tokens are others
 )
 
 
@@ -321,7 +325,7 @@ def check_log(function: Callable[[int, int, int, int], tuple[int, float]]) -> Ve
             f"{case[0]:,} bytes, {case[1]:,} a token, blocks of {case[2]}, {case[3]} long, {got}"
         ),
         otherwise=lambda got, want, *_: (
-            f"expected {want[0]:,} and {want[1]:.2f}"
+            f"expected {want[0]:,} and {want[1]:.4f}"
             if isinstance(got, list) and len(got) == 2 and None not in map(number, got)
             else "two numbers are wanted, the tokens and the requests"
         ),

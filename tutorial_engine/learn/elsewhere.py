@@ -150,7 +150,8 @@ BOXES = {
     ),
     "same_step": Box(
         "two requests with the same beginning in the same step",
-        "In vLLM the second one finds the beginning at once, as here; in SGLang it depends on the "
+        "In vLLM (with attention layers) the second one finds the beginning at once, as here; in "
+        "SGLang it depends on the "
         "policy; in llama.cpp both run it.",
         "cache.blocks.BlockManager.cache_full_blocks",
         "The blocks that a step computes get their hashes when it is planned, so the second one "

@@ -24,6 +24,7 @@ CASES = (  # who asks, of so many that run, and how many of them must give way b
     ("A", "ABC", 0),
     ("A", "ABC", 1),
     ("A", "ABCD", 2),
+    ("A", "ABCDE", 3),
     ("C", "ABC", 1),
     ("B", "ABCD", 3),
 )

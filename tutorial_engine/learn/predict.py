@@ -104,6 +104,10 @@ class Predictions:
         print(f"Answer: {question.truth}.{said}")
         return True
 
+    def made(self, name: str) -> bool:
+        """Whether the learner has chosen an answer: for what comes after `reveal`."""
+        return self.questions[name].choice is not None
+
     def score(self) -> str:
         """How many predictions were made and how many came true."""
         asked = [q for q in self.questions.values() if q.truth is not None]

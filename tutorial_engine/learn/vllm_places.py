@@ -52,7 +52,7 @@ PLACES = (
         "v1/core/sched/scheduler.py",
         {"Scheduler.schedule": 710},
         "There it is not a method of its own: min(..., token_budget) is in both loops. Tokens that "
-        "a small model has guessed (speculative decoding) need room, too. The option "
+        "were guessed (speculative decoding) need room, too. The option "
         "long_prefill_token_threshold limits a long prompt, unless its request is the only one "
         "(look for num_eligible_reqs > 1).",
     ),

@@ -47,8 +47,8 @@ for prompt, text in texts.items():
 
 # %% [markdown]
 # We gave vLLM these prompts, with smaller limits and one more request, `L`, which has a long prompt, and recorded what it said. The limits change
-# the steps, but here not the tokens. (On a GPU, with numbers of 16 bits, another batch rounds otherwise. In a
-# *near tie*, where two tokens are almost equally likely, the other one may be chosen.) `recorded_run` gives such a run as a *trace*: the list of events from which the pictures
+# the steps, but here not the tokens. (On a GPU, with numbers of 16 bits, the same sum may be rounded differently in another
+# batch. In a *near tie*, where two tokens are almost equally likely, the other one may be chosen.) `recorded_run` gives such a run as a *trace*: the list of events from which the pictures
 # of these notebooks are drawn.
 
 # %%
@@ -57,8 +57,8 @@ from tutorial_engine.trace.events import Added, TokenSampled
 
 said = recorded_run("long_prompt")
 for number, name in enumerate("ABC"):
-    mine = [one for one in said.events if getattr(one, "request_id", "") == name]
-    new = [one.token_id for one in mine if isinstance(one, TokenSampled)]
+    its = [one for one in said.events if getattr(one, "request_id", "") == name]
+    new = [one.token_id for one in its if isinstance(one, TokenSampled)]
     text = tokenizer.decode(new)
     print(f"vLLM: {text!r}", "is the same" if text == list(texts.values())[number] else "differs")
 
@@ -142,8 +142,8 @@ places(two, title) if predictions.reveal(
 # %% [markdown]
 # The picture does not show blocks: in step 9 `r1` takes block 3, and in step 10 `r2` takes block 4. In step 13 `r0` needs
 # a block, too, and none is free. From then on one of the three places runs nothing, because there is no memory for `r2`.
-# ("Wasted" is the word of notebook 03 for this.) In step 23 first `r0` ends, then `r1`. Who comes next gets the place
-# of the last one: in step 24 `r2` comes back in place 1.
+# ("Wasted" is the word of notebook 03 for this.) In step 23 first `r0` ends, then `r1`. A plan has no places: the
+# picture puts `r2` in step 24 where the last one was, in place 1. (In vLLM's own batch it gets row 0. This changes no decision.)
 #
 # A picture may hide a difference. `plans` reads from a trace what each step ran, and all block tables.
 
@@ -165,8 +165,8 @@ if predictions.reveal("same", f"in all {same}"):
 # %% [markdown]
 # The two pictures are the same. In each step both engines run the same requests, with as many tokens and in the same
 # blocks, and they preempt the same one: this engine follows vLLM's rules. Its tests compare it with 41 recorded runs of
-# vLLM. All 3,884 steps are equal. (Several of these runs came one after another in one vLLM, so its free queue was no
-# longer in order. There each of our blocks must stand for the same block of vLLM in every step.)
+# vLLM. All 3,884 steps are equal. (Some of these runs used a vLLM that had served others before, so its free blocks were in
+# another order. There the numbers of the blocks differ, but always in the same way.)
 #
 # One thing of vLLM was off in these runs, as always on a CPU: *asynchronous scheduling*. With it, the next step is
 # planned before the tokens of the last one are known (section 7).
@@ -189,7 +189,7 @@ from tutorial_engine.viz import block_view
 block_view(theirs, 12)
 
 # %%
-now = list(history(theirs))[12].after
+now = list(history(theirs))[12].after  # .planned: after the plan of the step; .after: at its end
 for name, request in now.requests.items():
     print(f"{name}: {request.num_computed_tokens} tokens computed, blocks {request.table}")
 print("in the order in which they were admitted:", *now.running)
@@ -211,10 +211,7 @@ if predictions.reveal("block", f"block {step.planned.requests['r0'].table[-1]}")
 
 # %% [markdown]
 # No block is free. So the request that was admitted last is preempted: `r2` gives its blocks back, and waits at the
-# front of the queue. Its token ids are kept. What was in block 4 must be computed again.
-#
-# `r2` gave back two blocks. Block 2 was full, so it has a hash, and a later request can find it. Block 4 was not full, so no
-# request can find it. Such blocks are taken first: `r0` gets block 4, and block 2 can still be found.
+# front of the queue. Its token ids are kept. It gave back two blocks, 2 and 4, and `r0` got block 4.
 
 # %%
 predictions.ask(
@@ -231,8 +228,9 @@ if chosen := predictions.reveal("again", num_found):
 block_view(theirs, 13) if chosen else None
 
 # %% [markdown]
-# The picture shows the end of step 13. Block 2 is pale: nobody has it, and its K and V are still there. Only full blocks
-# can be found, so `r2` finds these 32 tokens, and has to run the other 4. The only free block is block 2, which `r2`
+# The picture shows the end of step 13. Block 2 is pale: nobody has it, and its K and V are still there. It was full, so it
+# has a hash, and can be found. Block 4 was not full, so no request could find it. Such blocks are taken first. So `r2` finds
+# 32 tokens, and has to run the other 4. The only free block is block 2, which `r2`
 # would find. `r2` needs a second block, and there is none. So it waits.
 
 # %% [markdown]
@@ -262,16 +260,16 @@ queue_picture(said, [13, 19])
 # ### Exercise 1: is your `free` vLLM's rule? (10 minutes)
 #
 # In exercise 2 of notebook 05 you wrote `free`: one request gives its blocks back. Is this vLLM's rule? Write it for
-# several requests that end in one step. The check also asks for two queues that were recorded in vLLM. In one of
-# these steps the requests share blocks.
+# several requests that end in one step. The check also asks for two queues that were recorded in vLLM.
 #
 # `queue` has the blocks that are free already; the first one is taken next. `tables` has the block tables of the requests,
-# in the order in which they end. Several of them may have the same block, but no other request has it. `with_hash` has
-# all blocks with a hash. Return the new queue.
+# in the order in which they end. Several of them may have the same block. `with_hash` has
+# all blocks with a hash, as a set. Return the new queue: of `[7]`, `[[0, 1], [0, 2]]` and `{0}` it is `[2, 1, 7, 0]`.
 #
 # <details><summary>Hint</summary>Take one table after the other. A block that any later table has is not free yet. List
 # the others from the last of the table to the first, as <code>free</code> did, and divide this list in two: those without
 # a hash, and those with one. Which go before the queue, and which behind it?</details>
+# <details><summary>Second hint</summary><code>tables[number + 1:]</code> are the later tables. Each of them is a list.</details>
 
 
 # %% tags=["exercise"]
@@ -297,7 +295,7 @@ check_free_order(free_order)
 # So your rule of notebook 05 is vLLM's. Blocks without a hash go to the front, because no request can find them. Blocks with
 # a hash go to the end, so that they can be found for as long as possible. In both parts the last block of a table goes first.
 # The first block of a table is the most useful one, because every search begins there. So it is taken last. (A block
-# without a hash cannot be found, so among these the order does not matter.)
+# without a hash cannot be found, so among these the order changes no hit. vLLM has another reason for it: see section 6.)
 #
 # What would another rule get? Here all free blocks go to the end of the queue, those without a hash as well:
 
@@ -344,6 +342,12 @@ if chosen := predictions.reveal("lost", f"{last[0].num_cached} and {last[1].num_
 queue_picture(rules["ToTheEnd"], [2, 14]) if chosen else None
 
 # %% [markdown]
+# And this is vLLM's own queue, before and after step 14:
+
+# %% tags=["figure-kept"]
+queue_picture(rules["vLLM"], [14]) if predictions.made("lost") else None
+
+# %% [markdown]
 # In vLLM each short request takes block 1, which the one before it has just left. With `ToTheEnd` each takes the block
 # that has been free for the longest time. After step 14 this is block 0, which `A` left. So `s5` writes over it, and all 40
 # tokens of the prompt are run again. With vLLM's rule only 8 are.
@@ -352,7 +356,8 @@ queue_picture(rules["ToTheEnd"], [2, 14]) if chosen else None
 # it, because blocks that no request can find pushed out blocks that can be found. In one of its tests two long prompts come
 # in turn. Before, each was lost when it came again. Now both are found.
 #
-# Here is a good place for a pause.
+# Here is a good place for a pause. If you begin here after a restart, first run all cells above (menu Run, "Run All Above
+# Selected Cell").
 
 # %% [markdown]
 # ## 4 · Predict the hits of a burst
@@ -420,7 +425,8 @@ if predictions.reveal("hits", ", ".join(str(found) for *_, found in admitted)):
 
 # %% [markdown]
 # The second request shares 68 tokens, but only two full blocks: 64. The hash of a prompt's block is computed when the
-# request comes. The block can be found by it as soon as the step is planned. So the second request finds blocks that are
+# request comes. The block can be found by it as soon as its tokens are planned, while the rest of the step is still being
+# planned. So the second request finds blocks that are
 # not written yet, in the step that writes them. This is right, because in each layer the keys and values of all tokens
 # are written before any token reads them.
 
@@ -465,6 +471,7 @@ print(KVCacheSpec.from_model(model.config, torch.float32).bytes_per_token, "byte
 #
 # <details><summary>Hint</summary>Begin with the second number: how many blocks are there, and how many does the longest
 # request take? The first number follows from it.</details>
+# <details><summary>Second hint</summary><code>-(-a // b)</code> is a / b, rounded up.</details>
 
 
 # %% tags=["exercise"]
@@ -484,8 +491,8 @@ check_log(log)
 
 # %% [markdown]
 # So the first number is what fits when every request has the greatest length. The pool has 524,288 slots in both lines.
-# With 300 tokens each request leaves 20 of its 320 slots empty, and 491,520 are left. In notebook 04 the first number was
-# all that the pool holds: there 32 tokens filled whole blocks of 4, as 320 tokens fill whole blocks here.
+# With 300 tokens each request leaves 20 of its 320 slots empty, and 491,520 are left. In notebook 04 the longest request
+# had 32 tokens, which are 8 whole blocks of 4. So no slot stayed empty. With 320 tokens it is the same here.
 
 # %% [markdown]
 # ## 6 · Where to read in vLLM
@@ -519,9 +526,9 @@ Places()
 
 # %% [markdown]
 # - **Asynchronous scheduling.** On a GPU vLLM by default plans the next step before the last one has its tokens. So the GPU
-#   does not wait for Python. The tokens are the same, but for near ties (section 1). The steps may differ: vLLM may
+#   does not wait for Python. The tokens are the same, except in near ties (section 1). The steps may differ: vLLM may
 #   plan one more step for a request that has already ended. Our engine plans one step after the other, so that you can look between them.
-#   The picture has a plan of 3 ms and a forward of 7 ms (chosen, not measured). In the lower row plan 3 is
+#   The picture has a plan of 3 ms and a forward of 7 ms (chosen, not measured). In the lower half plan 3 is
 #   ready before the tokens of step 2 are known. So a request whose end token comes in step 2 is still in plan 3.
 
 # %% tags=["figure-overlap"]
@@ -537,8 +544,8 @@ overlap_picture(plan=3, forward=7, steps=4)
 
 # %% [markdown]
 # - **Watermark.** This is a part of the blocks that stays free when requests are admitted. vLLM's default is none, as here.
-# - **Connectors** (parts that bring keys and values from another machine). We have none.
-# - **Speculative tokens.** A small model guesses several tokens, and the large one checks them in one forward. We have none.
+# - **Connectors** (parts that bring keys and values from the computer's memory, or from another machine). We have none.
+# - **Speculative tokens.** For example a small model guesses several tokens, and the large one checks them in one forward. We have none.
 # - **Several samples.** Our samples of one prompt share all blocks, and copy one when they write to it. In vLLM
 #   each sample is a request of its own. It finds the full blocks of the prompt, and runs the rest again.
 
