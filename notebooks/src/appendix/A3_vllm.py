@@ -355,7 +355,8 @@ queue_picture(rules["vLLM"], [14]) if predictions.made("lost") else None
 # `ToTheEnd` was once vLLM's own rule. [Pull request 42656](https://github.com/vllm-project/vllm/pull/42656) of May 2026 changed
 # it, because blocks that no request can find pushed out blocks that can be found. In one of its tests two long prompts come
 # in turn. Before, each was lost when it came again. Now both are found.
-#
+
+# %% [markdown]
 # Here is a good place for a pause. If you begin here after a restart, first run all cells above (menu Run, "Run All Above
 # Selected Cell").
 
