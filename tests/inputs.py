@@ -160,6 +160,7 @@ def parallel_report(size: int = 2, **sizes: int) -> ParallelReport:
     """The tiny model on some ranks: 10 forwards of 20 tokens together."""
     tiny = {"num_hidden_layers": 4, "hidden_size": 192, "intermediate_size": 512}
     tiny |= {"num_attention_heads": 6, "num_key_value_heads": 2, "vocab_size": 512}
+    tiny["tie_word_embeddings"] = True
     return ParallelReport(
         tp_size=size,
         backend="gloo",

@@ -355,7 +355,9 @@ def test_dry_run_is_the_real_scheduler_without_the_model(model: Qwen3ForCausalLM
 def test_each_of_our_names_is_there(piece: tuple[str, ...]) -> None:
     assert find(piece[0]) is not None
     assert any(piece[2:]), "somebody else has it, too"
-    assert piece[1] in names_elsewhere()
+    assert piece[1] in str(names_elsewhere())
+    rows = [[*cell.itertext()] for cell in ET.fromstring(names_elsewhere()._repr_html_())]
+    assert [piece[1], piece[0].split(".", 2)[2], *(name or "–" for name in piece[2:])] in rows
 
 
 @pytest.mark.parametrize("place", PLACES, ids=lambda place: place.what)

@@ -123,7 +123,7 @@ def table(rows: Sequence[LedgerRow]) -> str:
     """The ledger as text: verdicts, integers and bounds, no digits that differ between machines."""
     lines = [f"{'path':<40}{'max |Δ logit|':<16}{'greedy tokens':<16}"]
     for row in rows:
-        bound = f"≤ {_bound(row.difference):.0e}" if row.within else "> tolerance"
+        bound = f"≤ {bound_of(row.difference):.0e}" if row.within else "> tolerance"
         verdict = "reference" if row.within and row.is_reference else bound
         mark = "✔" if row.ok else "✘"
         lines.append(f"{row.path:<40}{verdict:<16}{row.equal} of {row.steps} {mark}")
@@ -140,7 +140,7 @@ def _floor(margin: float) -> float:
     return math.floor(margin / digit) * digit
 
 
-def _bound(difference: float) -> float:
+def bound_of(difference: float) -> float:
     """A power of ten that is not below; from 1e-4 on, as processors differ in smaller ones."""
     return 10.0 ** max(-4, math.ceil(math.log10(difference))) if difference > 0 else 1e-4
 

@@ -1,19 +1,22 @@
 """The check of its exercise, which knows the usual mistakes by name."""
 
 from collections.abc import Callable
+from copy import deepcopy
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tutorial_engine.learn.judge import Slips, judge, slips_of
-from tutorial_engine.learn.verdict import Verdict
+from tutorial_engine.learn.judge import Slips, alike, judge, slips_of
+from tutorial_engine.learn.verdict import CannotBe, Verdict
 from tutorial_engine.parallel.sent import send
 
 # (x [T, hidden], gate, up [I, hidden], down [hidden, I], rank, num_ranks) → [T, hidden]
 RankMlp = Callable[[Tensor, Tensor, Tensor, Tensor, int, int], Tensor]
 CASES = ((2, 6), (1, 4), (0, 2), (2, 3), (0, 1))  # (rank, num_ranks): told apart by the first
-TOKENS, HIDDEN, INNER = 36, 24, 12  # each can be cut: then the numbers are wrong, not the shapes
+# each can be cut: then the numbers are wrong, not the shapes; and none is half of INNER
+TOKENS, HIDDEN, INNER = 48, 24, 36
 
 
 def _part(x: Tensor, gate: Tensor, up: Tensor, down: Tensor, rank: int, num_ranks: int) -> Tensor:
@@ -29,7 +32,7 @@ RANK_SLIPS: Slips = slips_of(
         this is the whole MLP; the sum over the ranks would be num_ranks times too large
     slice(rank * size, (rank + 1) * size) → slice(None)
     down[:, own].T → down.T / num_ranks
-        it is divided by num_ranks; the parts are added up, so no part is a mean
+        it is divided by num_ranks; partial sums are added up, so none of them is a mean
     slice(rank * size, (rank + 1) * size) → slice(size)
         every rank takes the features of rank 0; begin at rank * size
     rank * size, (rank + 1) * size → (num_ranks - 1 - rank) * size, (num_ranks - rank) * size
@@ -40,16 +43,26 @@ RANK_SLIPS: Slips = slips_of(
         that begins one rank too early: rank 0 has the first features, from rank * size on
     slice(rank * size, (rank + 1) * size) → slice(rank, rank + size)
         the slice begins at rank; each rank has `size` features, so begin at rank * size
+    slice(rank * size, (rank + 1) * size) → slice(rank, size)
+        the slice begins at rank and ends at size; write rank * size and (rank + 1) * size
+    slice(rank * size, (rank + 1) * size) → slice(0, size) if rank == 0 else slice(size, None)
+        that is right for two ranks only; there can be more, so end at (rank + 1) * size
     (rank + 1) * size) → size)
         the slice ends at `size`; its second number is where it ends, (rank + 1) * size
     (rank + 1) * size) → (rank + 1) * size - 1)
         the last feature of the rank is missing; a slice ends before its second number
     len(gate) // num_ranks → len(gate) // 2
         the size is that of two ranks; divide by num_ranks
+    len(gate) // num_ranks → len(down)
+        len(down) is the number of x's numbers, not of features; write len(gate) // num_ranks
+    len(gate) // num_ranks → len(down) // num_ranks
+        the size comes from the numbers of x; a rank has a share of the features, len(gate) of them
+    len(gate) // num_ranks → x.shape[1] // 2 // num_ranks
+        the size comes from the numbers of x; divide len(gate), for an MLP of any shape
     len(gate) // num_ranks → 256
-        the size is a fixed number; it is len(gate) // num_ranks, for any MLP
+        the size is that of all features, or a fixed number; write len(gate) // num_ranks
     len(gate) // num_ranks → len(x) // num_ranks
-        the size is a number of tokens; a rank has a part of the features, len(gate) of them
+        the size is a number of tokens; a rank has a share of the features, len(gate) of them
     len(gate) // num_ranks → len(x) // num_ranks
     (x @ gate[own].T) → (x[own] @ gate.T)
     (x @ up[own].T) → (x[own] @ up.T)
@@ -63,7 +76,9 @@ RANK_SLIPS: Slips = slips_of(
     return (F.silu → return x + (F.silu
         x itself is added; the layer does this once, after the sum over the ranks
     down[:, own].T → down[:, own].T / num_ranks
-        this part is divided by num_ranks; the parts are added up, so no part is a mean
+        this is divided by num_ranks; partial sums are added up, so none of them is a mean
+    @ down[:, own].T →
+        the product with down is missing; it makes the numbers of x again from the features
     F.silu(x @ gate[own].T) → (x @ gate[own].T)
         silu is missing
     F.silu( → torch.sigmoid(
@@ -89,18 +104,34 @@ UNFIT = {  # the shapes of the first case that PyTorch could not multiply → wh
 
 def _why(error: Exception) -> str:
     if "process group" in str(error):
-        return "The all-reduce is done after your function; return this rank's part alone"
+        return "The all-reduce is done after your function; return the partial sum alone"
+    if isinstance(error, TypeError) and "integer" in str(error):
+        return "`/` makes 3.0 of 6 / 2, and an index is a whole number; divide with `//`"
     return next((why for shapes, why in UNFIT.items() if f"({shapes})" in str(error)), "")
 
 
-def check_rank_mlp(function: RankMlp) -> Verdict:
-    """Check a learner's function(x, gate, up, down, rank, num_ranks) → this rank's part of the sum.
+def _not_the_sums(rank: int, num_ranks: int) -> str:
+    size = INNER // num_ranks
+    own = f"{rank * size} to {(rank + 1) * size - 1} (of 0 to {INNER - 1})"
+    return f"these are not the sums of its features' products; this rank has features {own}"
 
-    It must also be one that can be sent to the ranks.
+
+def check_rank_mlp(function: RankMlp) -> Verdict:
+    """Check a learner's function(x, gate, up, down, rank, num_ranks) → partial sum.
+
+    It must also leave its inputs as they are, and be one that can be sent to the ranks.
     """
     draw = torch.Generator().manual_seed(0)
     x, gate, up = (torch.randn(n, HIDDEN, generator=draw) for n in (TOKENS, INNER, INNER))
     down = torch.randn(HIDDEN, INNER, generator=draw)
+
+    def asked(function: RankMlp, *case: Any) -> Tensor:
+        before = deepcopy(case)
+        answer = function(*case)
+        for name, now, then in zip(("x", "gate", "up", "down"), case, before, strict=False):
+            if not alike(now, then):
+                raise CannotBe(f"it changes {name}; the other layers or requests may need it")
+        return answer
 
     def cannot_travel() -> str:
         try:
@@ -114,9 +145,10 @@ def check_rank_mlp(function: RankMlp) -> Verdict:
 
     return judge(
         *("rank_mlp", function, _part, [(x, gate, up, down, *case) for case in CASES], RANK_SLIPS),
-        "rank_mlp: the parts of 2, 3, 4 and 6 ranks add up to the whole MLP",
-        where=lambda got, x, gate, up, down, rank, n: f"rank {rank} of {n}",
-        otherwise=lambda *_: "these are not the sums of its features' products",
+        "rank_mlp: the partial sums of 2, 3, 4 and 6 ranks add up to the whole MLP",
+        where=lambda got, x, gate, up, down, rank, n: f"rank={rank}, num_ranks={n}",
+        otherwise=lambda got, want, *case: _not_the_sums(*case[-2:]),
+        call=asked,
         explain=_why,
         then=cannot_travel,
     )

@@ -43,7 +43,7 @@ PIECES = (
     ),
     Piece(
         *("engine.engine.LLMEngine", "the loop of steps (03)"),
-        *("LLMEngine", "Engine", "server_context"),
+        *("EngineCore", "Scheduler", "server_context"),
     ),
     Piece(
         *("engine.runner.ModelRunner", "runs a planned step (04)"),
@@ -86,16 +86,37 @@ def find(name: str) -> object:
     return thing
 
 
-def names_elsewhere() -> str:
-    """All pieces, a line each: what it is, and the names."""
-    lines: list[tuple[str, ...]]
-    lines = [("what it is (notebook)", "here", "vLLM", "SGLang", "llama.cpp")]
-    for ours, what, *theirs in PIECES:
-        find(ours)
-        lines.append((what, ours.split(".", 2)[2], *theirs))
-    wide = [max(map(len, column)) + 2 for column in zip(*lines, strict=True)]
-    rows = ("".join(f"{cell or '–':<{wide[i]}}" for i, cell in enumerate(line)) for line in lines)
-    return "\n".join(row.rstrip() for row in rows)
+class Names:
+    """All pieces: what each is, and its names. A table in a notebook, else as text."""
+
+    def __init__(self) -> None:
+        for piece in PIECES:
+            find(piece.ours)
+        self.head = ("what it is (notebook)", "here", "vLLM", "SGLang", "llama.cpp")
+        self.lines = [
+            (what, ours.split(".", 2)[2], *(name or "–" for name in theirs))
+            for ours, what, *theirs in PIECES
+        ]
+
+    def __repr__(self) -> str:
+        lines = [self.head, *self.lines]
+        wide = [max(map(len, column)) + 2 for column in zip(*lines, strict=True)]
+        rows = ("".join(f"{cell:<{wide[i]}}" for i, cell in enumerate(line)) for line in lines)
+        return "\n".join(row.rstrip() for row in rows)
+
+    def _repr_html_(self) -> str:
+        left = ' style="text-align:left"'
+        rows = "".join(f"<th{left}>{cell}</th>" for cell in self.head)
+        for what, *names in self.lines:
+            cells = (f"<code>{escape(name)}</code>" if name != "–" else name for name in names)
+            rows += f"</tr><tr><td{left}>{escape(what)}</td>"
+            rows += "".join(f"<td{left}>{cell}</td>" for cell in cells)
+        return f"<table><tr>{rows}</tr></table>"
+
+
+def names_elsewhere() -> Names:
+    """All pieces, a line each: what it is, and the names. Errors as `find`."""
+    return Names()
 
 
 VLLM, SGLANG, LLAMA_CPP = "vLLM 0.32", "SGLang 0.5.19", "llama.cpp, build 10970"

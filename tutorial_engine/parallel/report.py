@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
+from tutorial_engine.lab.ledger import bound_of
 from tutorial_engine.parallel.tensor_parallel import Traffic
 
 
@@ -76,7 +77,9 @@ class ParallelReport:
         """What matters, in integers and verdicts, a line each."""
         layers, marks = self.sizes["num_hidden_layers"], {True: "✔", False: "✘", None: "not run"}
         itemsize = getattr(torch, self.dtype).itemsize
-        bound = "not run" if self.tolerance is None else f"{self.tolerance:.2g}"
+        difference, bound = self.max_difference, "not run"
+        if difference is not None:
+            bound = f"≤ {bound_of(difference):.0e}" if self.logits_equal else "too much"
         ranks = [
             f"rank {rank}: {weights:,} bytes of weights, {kv:,} of K/V"
             for rank, (weights, kv) in enumerate(zip(self.weight_bytes, self.kv_bytes, strict=True))
@@ -95,7 +98,8 @@ class ParallelReport:
                 *(f"your MLP ran on each rank, {calls} times" for calls in mine),
                 f"all ranks the same logits, bit by bit, and the same events: "
                 f"{marks[self.ranks_agree]}",
-                f"max |Δ logit| against one rank ≤ {bound}: {marks[self.logits_equal]}",
+                f"max |Δ logit| against one rank: {bound} (allowed: 1e-4 · the largest logit) "
+                f"{marks[self.logits_equal]}",
                 f"tokens equal to one rank's: {marks[self.tokens_equal]}",
             ]
         )

@@ -22,12 +22,12 @@ TOP, BAND = 104.0, 104.0  # where the first rank's band begins, and how high eac
 WHOLE = "#e9edf0"  # what every rank has
 # left edge, width, what is written above; a band's arrows go from one column to the next
 COLUMNS = {
-    "embedding": (168.0, 92.0, "embedding"),
+    "embedding": (156.0, 110.0, "embedding"),
     "attention": (296.0, 262.0, "attention: qkv_proj, o_proj"),
     "sum.1": (578.0, 34.0, ""),
     "mlp": (636.0, 166.0, "MLP: gate_up_proj, down_proj"),
     "sum.2": (822.0, 34.0, ""),
-    "head": (896.0, 92.0, "LM head"),
+    "head": (884.0, 110.0, "LM head"),
 }
 
 
@@ -45,7 +45,7 @@ def ranks_picture(report: ParallelReport) -> Picture:
     low = TOP + BAND * report.tp_size
     scene = Sheet(1000, low + 92, tip_at=(10, 42))
     scene.heading(f"One model on {counted(report.tp_size, 'rank')}", size=16)
-    says = "what a rank has of each layer; Σ adds up the parts of all ranks, and all get the sum"
+    says = "what a rank has of each layer; Σ adds up the partial sums, and all ranks get the sum"
     scene.note("says", 10, 42, says, 11.5)
     left, right = COLUMNS["attention"][0] - 12, sum(COLUMNS["sum.2"][:2]) + 12
     dashes: Style = {"stroke": QUIET, "stroke_dasharray": "5 3", "rx": 8}
@@ -113,14 +113,14 @@ def mlp_split(x: Tensor, gate: Tensor, up: Tensor, down: Tensor, num_ranks: int 
                 scene.text(f"{name}.{i}", lefts[name], line, words, 12.5)
         line, part = y + 18 + row * size, adds[rank * size : (rank + 1) * size].sum(0)
         scene.text(f"part.{rank}", lefts["adds"], line, f"Σ {_vector(part)}", 12.5, **BOLD)
-        words = f"the part of rank {rank}:"
+        words = f"partial sum of rank {rank}:"
         scene.text(f"part.{rank}.what", lefts["adds"] - 12, line, words, 12.5, **RIGHT)
     low, total = top + band * num_ranks + 18, adds.sum(0)
-    words = "all-reduce, the sum of the parts = the whole MLP:"
+    words = "all-reduce, the sum of the partial sums = the whole MLP:"
     scene.text("all.what", lefts["adds"] - 12, low, words, 12.5, **RIGHT)
     scene.text("all", lefts["adds"], low, f"Σ {_vector(total)}", 12.5, **BOLD)
     parts = listed([_vector(one.sum(0)) for one in adds.split(size)])
-    return scene.picture(f"The ranks’ parts {parts} add up to {_vector(total)}.", zoom=1.0)
+    return scene.picture(f"The ranks’ partial sums {parts} add up to {_vector(total)}.", zoom=1.0)
 
 
 def _vector(values: Tensor) -> str:
@@ -141,7 +141,10 @@ def _band(scene: Sheet, report: ParallelReport, rank: int, y: float) -> None:
     for name in ("embedding", "head"):
         x, wide, _ = COLUMNS[name]
         scene.rect(f"{name}.{rank}", (x, y + 22, wide, 44), WHOLE, stroke=INK, rx=3)
-        for i, words in enumerate((f"all {sizes['vocab_size']:,}", "tokens’ rows")):
+        told = (f"all {sizes['vocab_size']:,}", "vocabulary rows")
+        if name == "head" and sizes.get("tie_word_embeddings"):
+            told = ("the same matrix", "once more")
+        for i, words in enumerate(told):
             place = (x + wide / 2, y + 41 + 15 * i)
             scene.text(f"{name}.{rank}.{i}", *place, words, KEY, **CENTRE)
     _heads(scene, report, rank, one, y)
@@ -198,7 +201,7 @@ def _sum(scene: Sheet, report: ParallelReport, name: str, low: float, after: str
     """An all-reduce: a bar through all ranks, and what went through it in this run."""
     x, wide, _ = COLUMNS[name]
     calls, num_bytes = (count // 2 for count in report.traffic)
-    tip = f"all-reduce after the {after}: the sum of all ranks’ parts goes to every rank"
+    tip = f"all-reduce after the {after}: the sum of all ranks’ partial sums goes to every rank"
     box = (x, TOP + 6, wide, low - TOP - 18)
     scene.rect(name, box, PAPER, tip, stroke=INK, stroke_width=2.4, rx=6)
     for rank in range(report.tp_size):

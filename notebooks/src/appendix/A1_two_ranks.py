@@ -25,11 +25,11 @@ print(c.num_key_value_heads, "K/V heads, MLP of", c.intermediate_size)
 #
 # **Objective:** divide the work of one layer between two ranks.
 #
-# A large model does not fit into one GPU. *Tensor parallelism* gives each **rank** a part of every large matrix of a
+# A large model does not fit into one GPU. *Tensor parallelism* gives each **rank** a share of every large matrix of a
 # layer. A rank is a process, usually with a GPU of its own. In attention, it has some of the heads, with their K and V.
 # In the MLP, it has some of the *inner features*, the I numbers between the matrices. Both end with a matrix
-# product, which is a sum over the heads or features. So each rank computes its part of the sum. Adding up these parts,
-# so that all ranks have the whole sum, is called an **all-reduce**.
+# product, which is a sum over the heads or features. So each rank computes a **partial sum**. Adding up the
+# partial sums, so that all ranks have the whole sum, is called an **all-reduce**.
 
 # %% [markdown]
 # (Ours keeps the embedding and the LM head whole on each rank. vLLM and SGLang cut these too, along the vocabulary.
@@ -40,10 +40,10 @@ print(c.num_key_value_heads, "K/V heads, MLP of", c.intermediate_size)
 # %% tags=["figure-split"]
 from tutorial_engine.viz import mlp_split
 
-x = torch.tensor([1.0, 2.0])  # one token
-gate = torch.tensor([[1.0, 0.0], [0.0, 1.0], [-1.0, 1.0], [1.0, 1.0]])
-up = torch.tensor([[1.0, 1.0], [2.0, 0.0], [0.0, 1.0], [-1.0, 1.0]])
-down = torch.tensor([[1.0, 0.0, 1.0, 2.0], [0.0, 1.0, -1.0, 1.0]])
+x = torch.tensor([1.0, 2.0, 1.0])  # one token
+gate = torch.tensor([[1.0, 0, 0], [0, 1, 0], [-1, 1, 0], [1, 1, -1]])
+up = torch.tensor([[1.0, 1, 0], [2, 0, 1], [0, 1, 0], [-1, 1, 0]])
+down = torch.tensor([[1.0, -1, 1, 2], [2, 0, -1, 1], [0, 1, 1, 0]])
 mlp_split(x, gate, up, down)
 
 # %% [markdown]
@@ -51,13 +51,13 @@ mlp_split(x, gate, up, down)
 # rank can have some of them, with nothing to ask before the sum at the end.
 
 # %% [markdown]
-# ### Exercise 1: one rank's part of the MLP (10 minutes)
+# ### Exercise 1: one rank's share of the MLP (10 minutes)
 #
 # The whole MLP is `(silu(x @ gate.T) * (x @ up.T)) @ down.T`. It has I inner features. Rank 0 has the first ones,
 # rank 1 the next, and so on. I can be divided by `num_ranks`.
 #
-# Try the small MLP first, in a cell of your own: `rank_mlp(x[None], gate, up, down, 0, 2)` should give the part of rank
-# 0 in the picture. (`x[None]` is one token, [1, hidden].)
+# Try the small MLP first, in a cell of your own: `rank_mlp(x[None], gate, up, down, 1, 2)` should give the
+# partial sum of rank 1 in the picture. (`x[None]` is one token, [1, hidden].)
 #
 # <details><summary>Hint</summary>In the picture, a rank has its own lines. How many features has a rank, and which
 # is its first? Compute the whole formula with the numbers of these features only. <code>F.silu</code> is the SiLU.
@@ -70,7 +70,7 @@ mlp_split(x, gate, up, down)
 
 # %% tags=["exercise"]
 def rank_mlp(x, gate, up, down, rank, num_ranks):
-    """x [T, hidden], gate and up [I, hidden], down [hidden, I] -> this rank's part [T, hidden]."""
+    """x [T, hidden], gate and up [I, hidden], down [hidden, I] -> partial sum [T, hidden]."""
     ### BEGIN SOLUTION
     size = len(gate) // num_ranks
     own = slice(rank * size, (rank + 1) * size)
@@ -85,10 +85,10 @@ check_rank_mlp(rank_mlp)
 
 # %% [markdown]
 # In section 2 your function runs in the two processes. The package cuts the matrices once, when the model is loaded:
-# so a rank keeps only its part in memory. `qkv_proj` and `gate_up_proj` are cut by rows, and need no all-reduce.
-# `o_proj` and `down_proj` are cut by columns and put into the class below. It cuts nothing: it adds the all-reduce.
-# (A bias would be added once, after the sum.) The class is called *row* parallel, in vLLM too: in `x @ W.T` the
-# columns of W are the rows of `W.T`.
+# so a rank keeps only its share in memory. `qkv_proj` and `gate_up_proj` are cut by rows, and need no all-reduce.
+# `o_proj` and `down_proj` are cut by columns and put into the class below. It only does the all-reduce. (A bias would
+# be added once, after the sum.) The class is called *row* parallel, in vLLM too: in `x @ W.T` the columns of W are the
+# rows of `W.T`. `tp_size` is the number of ranks; vLLM's option for it is `tensor_parallel_size`.
 
 # %%
 from tutorial_engine.parallel import RowParallelLinear
@@ -123,12 +123,18 @@ predictions.ask(
 
 # %% [markdown]
 # Now three short stories run on two ranks, both on this CPU. If your `rank_mlp` is right, it computes the MLP of
-# every layer in both. It is given the whole matrices, and takes its part. (The bytes below are those of a rank that
+# every layer in both. It is given the whole matrices, and takes its share. (The bytes below are those of a rank that
 # has cut its matrices.) In the end rank 0 runs all of it once more, alone.
+#
+# Who starts a rank? `run_ranks` starts `torchrun`, a program of PyTorch, and this starts two Python processes. It tells
+# each its number. In each process this runs:
 
 # %%
 from tutorial_engine.parallel import run_ranks
 
+show_source(RankGroup.__init__)
+
+# %%
 mine = rank_mlp if check_rank_mlp(rank_mlp).ok else None  # None: the package's MLP
 report = run_ranks(2, mlp=mine)
 if predictions.reveal("ranks", report.traffic.calls // report.num_forwards):
@@ -158,14 +164,18 @@ for ids, text in zip(report.prompt_token_ids, report.texts, strict=True):
 #
 # The texts are those of one process. All ranks have the same logits, bit by bit, because an all-reduce gives all of
 # them the same sum. Against one process the logits differ by rounding only: their sums have another order. (*gloo* is
-# the library that carries the sums between CPU processes. Between GPUs it is NCCL.)
+# the library that carries the sums between CPU processes. Between GPUs it is NCCL, a library of NVIDIA.)
 
 # %% [markdown]
-# There are two all-reduces in each layer, one after attention and one after the MLP, however many tokens run.
-# What grows with the tokens is the size of the sum: the hidden state of every token. Is this much? The next cells
-# *compute* it for Qwen3-8B on H100 GPUs, with nothing done at the same time; nobody ran it. `BANDWIDTH`, the speed of a GPU's memory, was measured.
-# `PEAK`, the speed of its arithmetic, and the speeds of the links NVLink and PCIe are from data sheets. `START`, the
-# time that the smallest all-reduce takes, is a guess. Each of two ranks sends about one whole sum.
+# There are two all-reduces in each layer, after attention and after the MLP, however many tokens run. Their sums grow
+# with the tokens: they have the hidden state of each. The next cells *compute* it for Qwen3-8B on H100
+# GPUs. A GPU does not compute while it sends here; this was not measured.
+#
+# - `BANDWIDTH`, the speed of a GPU's memory, was measured.
+# - `PEAK`, the speed of its arithmetic, is from the data sheet (the maker's promise) of the H100 SXM, the fastest H100.
+#   No program reaches it.
+# - `LINKS` are from data sheets, too: PCIe, the slots of any computer, and NVLink, lines between GPUs only.
+# - `START`, the time that the smallest all-reduce takes, is a guess.
 
 # %%
 from tutorial_engine.lab import BANDWIDTH, forward_flops, weight_bytes
@@ -178,16 +188,26 @@ sizes |= {"num_hidden_layers": 36, "num_attention_heads": 32, "tie_word_embeddin
 whole = ModelConfig.from_dict(QWEN3_06B | sizes)  # the shape of Qwen3-8B
 half = shard_config(whole, 2)
 PEAK, START = 989e12, 10e-6  # operations a second; seconds
-NVLINK, PCIE = 450e9, 64e9  # bytes a second, one way; data sheets often add up both ways
+LINKS = {"PCIe 5": 64e9, "NVLink": 450e9}  # bytes a second, one way; data sheets often add up both
 num_sums, state = 2 * 36, 4096 * 2  # all-reduces; bytes of a token's hidden state
 
+# %% [markdown]
+# Each of two ranks sends about one whole sum per all-reduce. How much of `PEAK` is reached? Try other numbers
+# for `reached`, too.
+
+# %%
 summed = 8000 * num_sums * state
-one, part = (1e3 * forward_flops(config, 8000) / PEAK for config in (whole, half))
-print(f"A prompt of 8,000 tokens: one GPU computes for {one:.0f} ms.")
-for link, speed in {"PCIe 5": PCIE, "NVLink": NVLINK}.items():
-    sums = 1e3 * summed / speed
-    print(f"  Two over {link}: {part + sums:.0f} ms, with {sums:.0f} ms", end=" ")
-    print(f"for {summed / 1e9:.1f} GB of sums.")
+print(f"A prompt of 8,000 tokens has {summed / 1e9:.1f} GB of sums.")
+for reached in (1.0, 0.6):
+    one, two = (1e3 * forward_flops(c, 8000) / (reached * PEAK) for c in (whole, half))
+    print(f"At {reached:.0%} of PEAK one GPU computes for {one:.0f} ms.")
+    for link, speed in LINKS.items():
+        sums = 1e3 * summed / speed
+        print(f"  Two over {link} need {two + sums:.0f} ms, {sums:.0f} ms of them for sums.")
+
+# %% [markdown]
+# Over PCIe a second GPU gains little or nothing here: about half of the time goes to the sums. Over NVLink it nearly
+# halves the time. In a decode step the sums are small, and what counts is the time to start them:
 
 # %%
 alone, each = (1e3 * weight_bytes(c, itemsize=2) / BANDWIDTH for c in (whole, half))
@@ -200,8 +220,8 @@ print(f"  and do {num_sums} all-reduces in {starts:.1f} ms: together {each + sta
 # %%
 predictions.ask(
     "start",
-    "With a slower link each all-reduce takes longer. From which START on are two GPUs no faster "
-    "in this decode step?",
+    "If starting an all-reduce takes longer, two GPUs gain less. From which START on are they "
+    "no faster in this decode step?",
     ["33 µs", "65 µs", "71 µs"],
 )
 
@@ -209,10 +229,6 @@ predictions.ask(
 break_even = (alone - each) / num_sums  # what the smaller weights save, for each all-reduce
 if predictions.reveal("start", f"{1e3 * break_even:.0f} µs"):
     print(f"({alone:.2f} − {each:.2f}) ms / {num_sums} all-reduces")
-
-# %% [markdown]
-# So the link decides. For this long prompt two GPUs over PCIe are slower than one, and over NVLink much faster. In a
-# decode step the sums are small, and what counts is the time to start them.
 
 # %% [markdown]
 # Here each rank runs its own scheduler and its own block manager. All of them decide the same, because they
@@ -227,7 +243,6 @@ box("ranks")
 # %% [markdown]
 # **Where does it end?** 6 query heads and 2 K/V heads cannot be shared equally among 4 ranks. Other engines copy K/V
 # heads to more ranks, but 6 query heads do not fit 4 ranks in any case. The package refuses it before a process starts.
-# (`tp_size` is the number of ranks, in vLLM and SGLang too.)
 
 # %%
 try:
@@ -264,7 +279,7 @@ print(f"measured here: one rank {report.seconds_alone:.2f} s, two {report.second
 # %%
 from tutorial_engine.learn import names_elsewhere
 
-print(names_elsewhere())
+names_elsewhere()
 
 # %%
 print(predictions.score())
