@@ -1442,6 +1442,21 @@ def allocate_in_new_lists(table: list[int], free: list[int], size: int, pos: int
     return table[pos // size] * size + pos % size
 
 
+def allocate_one_early(table: list[int], free: list[int], size: int, pos: int) -> int | None:
+    if pos + 1 >= len(table) * size:
+        if not free:
+            return None
+        table.append(free.pop(0))
+    return table[pos // size] * size + pos % size
+
+
+def allocate_two(table: list[int], free: list[int], size: int, pos: int) -> int | None:
+    slot = RIGHT["allocate"](table, free, size, pos)
+    if pos == 5 and slot is not None:
+        table.append(free.pop(0))
+    return slot
+
+
 def allocate_without_asking(table: list[int], free: list[int], size: int, pos: int) -> int:
     if pos // size == len(table):
         table.append(free.pop(0))
@@ -1539,6 +1554,19 @@ def without_max(q: Tensor, k: Tensor, v: Tensor, table: Table, n: int) -> Tensor
         p = torch.exp(k[block, : n - start] @ q / math.sqrt(len(q)))
         total, out = total + p.sum(), out + p @ v[block, : n - start]
     return out / total
+
+
+def without_max_in_doubles(q: Tensor, k: Tensor, v: Tensor, table: Table, n: int) -> Tensor:
+    return without_max(q.double(), k.double(), v.double(), table, n).float()
+
+
+def copied_blocks(q: Tensor, k: Tensor, v: Tensor, table: Table, n: int) -> Tensor:
+    """A copy of each block in a list, then one softmax."""
+    pairs = list(zip(range(0, n, k.shape[1]), table, strict=False))
+    keys, values = ([x[block, : n - start].clone() for start, block in pairs] for x in (k, v))
+    weights = torch.cat([key @ q for key in keys]).div(math.sqrt(len(q))).softmax(0)
+    parts = weights.split([len(key) for key in keys])
+    return sum((p @ value for p, value in zip(parts, values, strict=True)), torch.zeros(()))
 
 
 def scaled_in_place(q: Tensor, k: Tensor, v: Tensor, table: Table, n: int) -> Tensor:
@@ -1768,6 +1796,8 @@ EXERCISES |= {
         [
             (lambda t, free, s, p: t[p // s] * s + p % s, "is that one in the table?"),
             (allocate_in_new_lists, "change both lists in place"),
+            (allocate_one_early, "position 3 is the last one in its block; the next"),
+            (allocate_two, "position 5 is in a block of the table: then take no block"),
             (allocate_without_asking, "No block is free: return None"),
             (lambda t, free, s, p: RIGHT["allocate"](t, free, s, p) or -1, "expected slot 0"),
             (lambda t, free, s, p: (RIGHT["allocate"](t, free, s, p), p)[1], "expected slot 12"),
@@ -1822,6 +1852,8 @@ EXERCISES |= {
             (partial(gathered, cat=True), "that is a gather"),
             (masked_rest, "slots that nobody wrote"),
             (without_max, "exp() overflows"),
+            (without_max_in_doubles, "exp() overflows"),
+            (copied_blocks, "copies of all blocks"),
             (factor_upside_down, "exp(new m − old m) and"),
             (m_begins_at_0, "m begins at −∞"),
             (scaled_in_place, "wrote to k_pool"),

@@ -1,9 +1,9 @@
 # %% [markdown]
 # # 04 · Pages, cells and layers
 #
-# In notebook 03 each request had a whole row of memory. Here you give memory out in small pieces, when it is
-# needed, and three times as many users run in the same memory. Only the *map* changes: it says in which *slot* the K
-# and V of each token lie.
+# In notebook 03 each request had a whole row of memory. Here you give memory out in small pieces, when it is needed,
+# and three times as many users run in the same memory. Only the *map* changes: it says in which *slot* K and V of
+# each token lie.
 #
 # | sitting | about | time |
 # |---|---|---|
@@ -37,9 +37,8 @@ print([len(ids) for ids in prompts], "tokens")
 #
 # **Objective:** measure how much of the memory of rows ever holds a token.
 #
-# The three requests of notebook 03 are served on rows of 64 slots. The prompts have 10, 7 and 3 tokens,
-# and 6, 3 and 5 new tokens are asked for. A recorder notes every step, and time is counted by the
-# virtual clock, so that all numbers are the same on your machine.
+# The three requests of notebook 03 are served on rows of 64 slots. The prompts have 10, 7 and 3 tokens, and 6, 3 and
+# 5 new tokens are asked for. Time is counted by the virtual clock, so all numbers are the same on your machine.
 
 
 # %%
@@ -84,19 +83,19 @@ if predictions.reveal("waste", (most >= 60) + (most > 150)):
 
 # %% [markdown]
 # Nobody else may use the *reserved* slots. Room that is reserved and stays empty is called *internal fragmentation*.
-# Where rows have different lengths, there are also gaps between them that are too short for the next request: *external
+# Where rows have different lengths, gaps between them can be too short for the next request: *external
 # fragmentation*. On a GPU, the memory for K and V decides how many requests can run at once, so both cost users. Kwon
 # et al. ("PagedAttention", SOSP 2023) measured that between a fifth and two fifths of this memory held tokens in the
-# engines of that time. You build now what their paper proposed.
+# engines of that time. (They count room that is filled later separately.) You build now what they proposed.
 
 # %% [markdown]
 # ## 2 · Blocks for a budget
 #
 # **Objective:** turn bytes into blocks.
 #
-# A **block** is room for a fixed number of tokens, in *all* layers. Another word for it is *page*, as in
-# an operating system. When an engine starts, it takes all the memory that it may use, once, and divides
-# it into blocks: the **pool**. Requests then take blocks from the pool and give them back.
+# A **block** (also: *page*) is room for a fixed number of tokens, in *all* layers. When an engine starts, it takes
+# all the memory that it may use, once, and divides it into blocks: the **pool**. Requests then take blocks from the
+# pool and give them back.
 #
 # ### Exercise 1: how many blocks? (5 minutes)
 #
@@ -124,20 +123,20 @@ server.use(num_blocks, check_num_blocks)
 
 # %% [markdown]
 # `server` is the engine of notebook 03, now on pages. It is made of parts. If your function for a part is right, it
-# runs in `server` from now on. `serve` sends it all prompts at once. Then it compares every token with the one that the
-# request gets when it is alone. Below, your function decides how many blocks the pool has. Without `memory_bytes` the
-# pool has 12 blocks.
+# runs in `server` from now on. `serve` sends it all prompts at once, and compares every token with the one that the
+# request gets when it is alone. Below, your function decides how many blocks the pool has. Without `memory_bytes` it
+# has 12.
 #
-# The parts `find`, `free`, `take` and `slots_for` are the subject of notebook 05. Here the package's run.
+# The parts `find`, `free`, `take` and `slots_for` are the subject of notebook 05. Here the package's versions of them
+# run.
 
 # %%
 run = server.serve(PROMPTS, params, memory_bytes=200_000)
 print("the pool has", run.trace.settings["num_blocks"], "blocks")
 
 # %% [markdown]
-# When vLLM starts, it prints two numbers about its pool. The first is how many tokens the pool holds. The second is how
-# many requests of the greatest allowed length fit into it. Here are both for our pool of 12 blocks of 4 tokens. A
-# request may have up to 32 tokens.
+# When vLLM starts, it prints two numbers about its pool (vLLM 0.32 in one line). The first is how many tokens the
+# pool holds. The second is how many requests of the greatest allowed length fit into it.
 
 # %%
 predictions.ask(
@@ -163,17 +162,17 @@ if predictions.reveal("concurrency", f"{small.storage.num_slots / 32:.2f}x"):
     print(pool_log(small, 32))
 
 # %% [markdown]
-# The second number is for the worst case: every request is as long as it may be. It is no upper limit. Your three
-# requests were shorter, and all three ran at once on this pool.
+# The second number is for the worst case: every request is as long as it may be. Your three requests are shorter, and
+# all three run at once on such a pool.
 
 # %% [markdown]
 # ## 3 · The block table
 #
 # **Objective:** find any token of a request in the pool.
 #
-# A request counts its own blocks 0, 1, 2, and so on. These are its *logical* blocks. The **block table**
-# of the request says which *physical* block of the pool each of them is. So position p lies in the block
-# `table[p // block_size]`, at the offset `p % block_size`. The blocks of a table need not be neighbours.
+# A request counts its own blocks 0, 1, 2, and so on. These are its *logical* blocks. Its **block table** says which
+# *physical* block of the pool each of them is. So position p lies in the block `table[p // block_size]`, at the
+# offset `p % block_size`. The blocks of a table need not be neighbours.
 #
 # ### Exercise 2: from table to slots (5 minutes)
 #
@@ -201,8 +200,7 @@ run = server.serve(PROMPTS, params)
 
 # %% [markdown]
 # Your map now says where K and V are read. The engine calls it for each new table, and again when a table grows. That
-# happened 6 times: A, B and C began with 3, 2 and 1 blocks, and each took one more. The storage is as in notebook 02: one
-# tensor for K and one for V. Only the order inside a layer differs (section 9).
+# happened 6 times: A, B and C began with 3, 2 and 1 blocks, and each took one more.
 #
 # <details><summary>The same memory, seen with five axes</summary><code>small.pages()[0].shape</code> is [layers, blocks,
 # K/V heads, block size, head_dim]. It is a view: nothing is copied. The package's map is
@@ -283,13 +281,14 @@ server.use(allocate, check_allocate)
 run = server.serve(PROMPTS, params)
 
 # %% [markdown]
-# Your function gave a slot to each token that ran: to the 20 prompt tokens, and to all new ones but the last of each
-# request. In vLLM and in our `Batch` these slots are the `slot_mapping`: where a step writes. The block table says where it
-# reads. The engine compares it with its own block manager. When it must return `None`, somebody has to give blocks
-# back: this is the subject of notebook 05.
+# Your function gave a slot to each token that ran. In vLLM and in our `Batch` these slots are the `slot_mapping`:
+# where a step writes. The block table says where it reads. The engine compares each slot with the one of its own
+# block manager. If they differ, it says so, and runs the package's `allocate`. When no block is free, somebody has to
+# give blocks back (notebook 05).
 #
-# The explorer below runs the same three requests, with 6 new tokens each. Which lines cross, and why? Step back and
-# watch the tables grow. Then change the block size.
+# The explorer runs the same three requests, with 6 new tokens each. Which lines cross, and why? Step back and watch
+# the tables grow. Then change the block size. (With 1 or 2 the 12 blocks are too few, and some requests must give
+# theirs back, as in notebook 05.)
 
 # %% tags=["figure-block-explorer"]
 from tutorial_engine.viz import ALL_AT_ONCE, BlockExplorer
@@ -312,9 +311,8 @@ pages_explorer
 #
 # **Objective:** see what the new map is worth.
 #
-# Here are both runs on the same axes. The requests, the steps and the tokens are the same. On pages, only open blocks
-# have internal fragmentation, and any free block fits any request: there is no external one. In step 2 this picture
-# counts B's 9 tokens. The block picture shows the end of step 2. B has left by then: 26 − 9 = 17.
+# Here are both runs on the same axes. On pages, only open blocks have internal fragmentation, and any free block fits
+# any request: there is no external one.
 
 # %% tags=["figure-rows-and-pages"]
 from tutorial_engine.viz import waste_over_time
@@ -322,9 +320,11 @@ from tutorial_engine.viz import waste_over_time
 waste_over_time({"rows": rows_trace, "pages": on_pages.trace.trace()})
 
 # %% [markdown]
-# Now we give both maps the same memory, and let more users come than rows can hold. There are 256 slots.
-# That is 4 rows of 64 slots, or 64 blocks of 4. Twelve users come at once. Each sends a short prompt
-# and gets 12 new tokens.
+# <details><summary>Why 26 tokens in step 2 here, and 17 in the block picture?</summary>This picture counts B's 9
+# tokens. The block picture shows the end of the step, and B has left by then: 26 − 9 = 17.</details>
+#
+# Now we give both maps the same memory, and let more users come than rows can hold. There are 256 slots: 4 rows of
+# 64, or 64 blocks of 4. Twelve users come at once. Each sends a short prompt and gets 12 new tokens.
 
 # %% jupyter={"source_hidden": true}
 NAMES = "Anna Ben Mia Tom Lily Sam Nora Max Ella Finn Ruby Leo".split()
@@ -360,25 +360,23 @@ if chosen := predictions.reveal("users", f"{most[0]} and {most[1]}"):
 users_at_once({"rows": few, "pages": many}) if chosen else None
 
 # %% [markdown]
-# Model, memory and texts are the same. But three times as many users are served at once, nobody waits, and the last
-# answer comes after a third of the steps. A row reserves 64 slots for a user. But a user runs at most 8 + 11 = 19 tokens, so
-# 5 blocks: 12 · 5 = 60 of the 64 blocks. If every user needed 64 slots, pages would gain nothing.
-# (In the picture colours repeat: read the letters.)
+# Three times as many users are served at once, and the last answer comes after a third of the steps. A row reserves
+# 64 slots for a user. But a user runs at most 8 + 11 = 19 tokens, so 5 blocks: 12 · 5 = 60 of the 64 blocks. If every
+# user needed 64 slots, pages would gain nothing. (In the picture colours repeat: read the letters.)
 
 # %% [markdown]
-# On the virtual clock a step pays for each of its tokens, so the
-# gain in time is smaller: 342 ms against 582 ms. A decode step of a large model on a GPU mostly reads weights (notebook
-# 02), so there the gain is nearer to that in steps.
+# On the virtual clock a step pays for each of its tokens, so the gain in time is smaller: 342 ms against 582 ms. On a
+# GPU a decode step mostly reads weights (notebook 02), so there the gain is nearer to that in steps.
 
 # %% [markdown]
 # ## 6 · Attention that reads the pages in place
 #
 # **Objective:** compute attention over scattered blocks without copying them.
 #
-# There is a price that we have not looked at. The attention of notebook 01 wants all keys of a request in one tensor.
-# If the blocks of a request are neighbours in the pool, their slots are one piece, and a view is enough. If they are
-# not, our engine *gathers* them before the attention of each layer: it copies the whole context into one tensor, in
-# every decode step, for one new token. In section 4:
+# Pages have a price. The attention of notebook 01 wants all keys of a request in one tensor. If the blocks of a
+# request are neighbours in the pool, a view is enough. If they are not, our engine *gathers* them before the
+# attention of each layer: it copies the whole context into one tensor, in every decode step, for one new token. In
+# section 4 it copied:
 
 # %%
 storage = on_pages.memory.storage
@@ -389,21 +387,24 @@ print("the pool has", storage.num_slots, "slots,", storage.num_bytes // 1024, "K
 # %% [markdown]
 # But paging does not mean copying. *PagedAttention* is the name of an attention that reads each block where it lies.
 #
-# How does it make a softmax over all tokens? It could keep the scores of all tokens, then take one softmax, and then
-# read the values. The first kernel of vLLM did this. But for a long context, or for many queries at once, the scores no
-# longer fit into the chip's fast memory. A **running** softmax (also: *online* softmax) keeps only two numbers and one
-# vector for a query. FlashAttention is built on it, and so is your exercise.
+# How does it make a softmax over all tokens? It could keep the scores of all tokens, as the first kernel of vLLM did.
+# But for a long context, or for many queries at once, they no longer fit into the chip's fast memory. A **running**
+# softmax (also: *online* softmax) keeps only two numbers and one vector for a query. FlashAttention is built on it,
+# and so is your exercise.
 
 # %% [markdown]
-# In fp32 exp(89) is infinite. So a softmax subtracts the largest score from all scores. Here the scores s come block by
-# block, and a later block may have a larger one. For each block:
+# In fp32 exp(89) is infinite. So a softmax subtracts the largest score from all scores. Here the scores come block by
+# block, and a later block may have a larger one. s and v are the scores and values of one block; m′, l′ and acc′ are
+# the values after this block:
 #
 # - **m**, the largest score so far: m′ = max(m, max s)
 # - **l**, the sum of the weights: l′ = l · e^(m − m′) + Σ e^(s − m′)
 # - **acc**, the weighted sum of the values: acc′ = acc · e^(m − m′) + Σ e^(s − m′) · v
 # - in the end the output is acc / l
-#
-# The factor e^(m − m′) corrects what was summed up with the old m. Here one query reads its four blocks:
+
+# %% [markdown]
+# The factor e^(m − m′) corrects what was summed up with the old m. Here one query reads its four blocks. In the
+# second row of the picture, l′ = 2.15 · 0.231 + 1.30 = 1.80, where 1.30 is the sum of its four e^(s − m′):
 
 # %% tags=["figure-running-softmax"]
 from tutorial_engine.viz import record_softmax, running_softmax_picture
@@ -413,9 +414,9 @@ running_softmax_picture(record_softmax(model, tokenizer, PROMPTS, layer=2, head=
 # %% [markdown]
 # ### Exercise 4: attention in place (15 minutes)
 #
-# Read one block at a time, and never put blocks together. The request has `kv_len` tokens. Stop after them, for two
-# reasons. The last block may be open. And the table may already have blocks for tokens that run later. What lies in
-# slots without a token may be anything. A score is q · k / √D, as in notebook 01.
+# Read one block at a time, and never put blocks together. Stop after `kv_len` tokens, for two reasons: the last block
+# may be open, and the table may already have blocks for tokens that run later. Slots without a token may hold
+# anything. A score is q · k / √D, as in notebook 01.
 #
 # <details><summary>Hint</summary>How many blocks have a token of the request? (<code>-(-a // b)</code> rounds up.) How many
 # slots of the last one count? Begin with <code>m = torch.tensor(-torch.inf)</code>, <code>l = 0</code>,
@@ -452,10 +453,10 @@ server.use(block_attention, check_block_attention)
 run = server.serve(PROMPTS, params)
 
 # %% [markdown]
-# From now on `server` attends in place. Your function is called for each query, head and layer. Here is the loop
-# of the package's version, for all heads and all new tokens at once. Find your own lines in it: `scores`, `new_m`,
-# `p, correction`, and the updates of `l` and `acc`. `by_kv_head` puts the query heads that share a K/V head together.
-# `bmm` is `@` for all K/V heads at once. The mask is new: it keeps a new token from seeing later ones.
+# From now on `server` attends in place. Your function is called for each query, head and layer. Here is the loop of
+# the package's version, for all heads and all new tokens at once. Find your own lines in it. `by_kv_head` puts the
+# query heads that share a K/V head together. `bmm` is `@` for all K/V heads at once. The mask is new: it keeps a new
+# token from seeing later ones.
 
 # %%
 from tutorial_engine.cache import NaivePagedAttention, attend_in_blocks
@@ -510,20 +511,20 @@ for name, backend in ways.items():  # measured here
     print(f"{name:15} {1000 * decode_seconds(backend):6.1f} ms for a decode step")
 
 # %% [markdown]
-# On a CPU the loop is the slowest. Each turn starts several PyTorch operations for one small block, and
-# starting them costs more than the copy that was saved. The version for many blocks starts far fewer. Gathering starts
-# fewer still: a copy and one attention. So our engine gathers unless it is told otherwise.
+# On a CPU the loop is the slowest. Each turn starts several PyTorch operations for one small block, and starting them
+# costs more than the copy that was saved. The version for many blocks starts fewer, and gathering the fewest. So our
+# engine gathers unless it is told otherwise.
 #
 # [Appendix A2](appendix/A2_on_a_gpu.ipynb) has runs on a GPU. There, rows that are read in place gave one and a half
-# times as many tokens a second as pages that are copied. But two things differ between these runs: the map, and the
-# copy.
+# times as many tokens a second as pages that are copied. But two things differ between these runs, the map and the
+# copy, so we do not know which of the two gained it.
 
 # %% [markdown]
-# On a GPU this is what *kernels* are for. One kernel runs the whole loop on the chip: it reads the block table itself,
-# loads a block, keeps m, l and acc in *registers* (the chip's fastest memory), and writes nothing but the output.
-# *FlashAttention* is this loop as a kernel. It takes several queries together, loads a block of keys once, and uses it
-# for all of them. It began with keys in one piece. Today it takes a block table, and vLLM calls it on its pages.
-# Cutting one long context into parts and merging their sums is called *split-KV* or *Flash-Decoding*.
+# On a GPU this is what *kernels* are for. One kernel runs the whole loop on the chip: it reads the block table
+# itself, loads a block, keeps m, l and acc in *registers* (the chip's fastest memory), and writes nothing but the
+# output. *FlashAttention* is this loop as a kernel, and vLLM calls it on its pages. It loads a block of keys once,
+# and uses it for several queries. Cutting one long context into parts and merging their sums is called *split-KV* or
+# *Flash-Decoding*.
 #
 # <details><summary>The same loop as a kernel, in the manner of Triton (text only: it does not run here)</summary>
 #
@@ -555,9 +556,8 @@ for name, backend in ways.items():  # measured here
 # %% [markdown]
 # ---
 #
-# **The first sitting ends here.** You can turn bytes into blocks, and positions into slots. Your attention reads K and V
-# where they lie. The second sitting takes about 1 hour. If you begin there after a restart, first run all cells
-# above (menu Run, "Run All Above Selected Cell").
+# **The first sitting ends here.** The second sitting takes about 1 hour. If you begin there after a restart, first
+# run all cells above (menu Run, "Run All Above Selected Cell").
 #
 # ---
 
@@ -566,9 +566,9 @@ for name, backend in ways.items():  # measured here
 #
 # **Objective:** give each token a place of its own.
 #
-# What if a block has room for one token only? Then no slot stays empty at the end of a block. llama.cpp does so
-# when all sequences share one buffer (`--kv-unified`). A **cell** is a slot for one token, in all layers. There is no table for each sequence. There is one table of
-# cells, and each cell notes three things: the *position* of its token, its *owners* (the sequences that it
+# What if a block has room for one token only? Then no slot stays empty at the end of a block. llama.cpp always works
+# like this. A **cell** is a slot for one token, in all layers. With `--kv-unified` all sequences share one table of
+# cells, as here. Each cell notes three things: the *position* of its token, its *owners* (the sequences that it
 # belongs to), and a *shift*, which section 8 explains.
 
 
@@ -588,8 +588,8 @@ def a_gap():
 print(a_gap())
 
 # %% [markdown]
-# `head` in the print is no attention head. It is where the search for a free cell begins: behind the token that was placed last, or at a freed
-# cell if that is earlier. Behind the last cell it starts again at 0.
+# `head` in the print is no attention head. It is where the search for a free cell begins: behind the token that was
+# placed last, or at a freed cell if that is earlier.
 
 # %%
 predictions.ask(
@@ -608,9 +608,9 @@ if predictions.reveal("cell", f"cell {cell}: {seen}"):
     print(cells)
 
 # %% [markdown]
-# The number of a cell says where K and V lie. The position says where the token stands in its text. Any cell
-# may hold any position. So the order of the cells no longer tells what a token may see. A query may see a cell
-# if the query's sequence owns the cell, and if the cell's position is not greater than the query's.
+# The number of a cell says where K and V lie. The position says where the token stands in its text. Any cell may hold
+# any position, so the order of the cells no longer tells what a token may see. A query may see a cell if its sequence
+# owns the cell, and if the cell's position is not greater than its own.
 #
 # ### Exercise 5: who sees what? (5 minutes)
 #
@@ -635,26 +635,31 @@ on_cells = OwnServer(model, tokenizer, memory="cells", num_cells=48)
 on_cells.use(visible, check_visible)
 
 # %%
+from tutorial_engine.trace import Preempted
+
 two = SamplingParams(n=2, temperature=1.0, seed=1, max_tokens=6, ignore_eos=True)
 run = on_cells.serve(PROMPTS, two, num_cells=28)
 for out in run.outputs:
     print(out.request_id, "has two answers:", [answer.text for answer in out.outputs])
+for event in run.trace.events:
+    if isinstance(event, Preempted):
+        print(f"step {event.step}: {event.request_id} gives all its cells back")
 
 # %% [markdown]
-# The two answers of a request (`n=2`) share its prompt cells but one: each answer runs the last prompt token in a cell of
-# its own. 28 cells are too few. In steps 2 and 3 four of them give all their cells back: C's first
-# answer, and all second ones. Later they start again, without sharing. So C's first
-# answer has a TPOT of 25.2 ms.
+# The two answers of a request (`n=2`) share its prompt cells but one. Each second answer (`A.1`, `B.1`, `C.1`) needs
+# logits of its own, so it runs the last prompt token again, in its own cell. The six answers need more than 28 cells.
+# So four of them give all their cells back, B's second answer even twice. They start again later, without sharing. So
+# C's first answer has a TPOT of 25.2 ms.
 #
 # Our engine gathers the visible cells, sorted by position. llama.cpp gathers nothing: its attention reads all cells
-# up to the last used one, in the order in which they lie. Cells that are not in your list get weight 0. The order does
-# not matter, because RoPE is in each key.
+# up to the last used one, as they lie. Cells not in your list get weight 0. The order does not matter, because RoPE
+# is in each key.
 
 # %% [markdown]
 # In the explorer you change cells by hand, and the real model runs on them. Its operations have the names of
-# llama.cpp. `seq_cp` shares cells: it adds an owner, and copies nothing. `seq_rm` takes an owner away, and a
-# cell without owners is free. The explorer opens at the end of a short story. Step back, and read what each
-# operation did to the table.
+# llama.cpp. `seq_cp` shares cells: it adds an owner, and copies nothing (in one table). `seq_rm` takes an owner away,
+# and a cell without owners is free. The explorer opens at the end of a short story. Step back, and read what each
+# operation did.
 
 # %% tags=["figure-cell-explorer"]
 from tutorial_engine.viz import CellExplorer
@@ -665,10 +670,6 @@ CellExplorer(model, tokenizer)
 from tutorial_engine.learn import box
 
 box("kv_unified")
-
-# %% [markdown]
-# **Try it.** Which cells are freed if sequence 0 leaves all its cells now? (Operation `seq_rm` with seq 0,
-# p0 0 and p1 −1, which means: to the end.) Answer first, then press the button.
 
 # %%
 predictions.ask(
@@ -688,14 +689,18 @@ if predictions.reveal("freed", {0: "none"}.get(len(freed), str(len(freed)))):
     print(cells)
 
 # %% [markdown]
+# **Try it.** Now do it in the explorer: choose operation `seq_rm` with seq 0, p0 0 and p1 −1 (to the end), and press
+# the button.
+
+# %% [markdown]
 # ## 8 · The context is full
 #
 # **Objective:** know what a *context shift* does to the text.
 #
 # A conversation grows until all cells are used. An engine can then drop the oldest tokens and go on: `seq_rm` frees
 # their cells, and `seq_add` moves the positions of the others down. A key was turned by its old position (RoPE,
-# notebook 01), so each key is turned back by the difference. This is its *shift*. It is fast, because the model runs no
-# token again. It is done in each layer; `angles` are the RoPE angles of each cell's shift:
+# notebook 01), so in each layer it is turned back by the difference, its *shift*. This is fast, because the model
+# runs no token again. `angles` are the RoPE angles of each cell's shift:
 
 # %%
 from tutorial_engine.cache import CellKVCache
@@ -715,14 +720,12 @@ lab.context_shift(cells, "A", keep=1, discard=3)  # the package's: you write you
 print(cells)
 
 # %% [markdown]
-# No token has left its cell. Cells 1 to 3 are free, and the others have new positions. The shift says by how much each
-# key must be turned back.
+# No token has left its cell. Cells 1 to 3 are free, and the others have new positions.
 #
 # ### Exercise 6: shift the context (5 minutes)
 #
-# Do this in the cache with its two operations `cache.seq_rm(seq_id, p0, p1)` and
-# `cache.seq_add(seq_id, p0, p1, delta)`. Both mean the positions from p0 to p1 − 1, and with p1 = −1 those to the end.
-# Afterwards the positions have no gap.
+# Do this in the cache with its two operations `cache.seq_rm(seq_id, p0, p1)` and `cache.seq_add(seq_id, p0, p1, delta)`.
+# Both mean the positions from p0 to p1 − 1, or to the end with p1 = −1. Afterwards the positions have no gap.
 #
 # <details><summary>Hint</summary>The dropped positions begin at <code>keep</code>. Where do they end? What stands
 # behind them moves down, so <code>delta</code> is below 0.</details>
@@ -741,9 +744,6 @@ def context_shift(cache, seq_id, keep, discard):
 from tutorial_engine.learn import check_context_shift
 
 check_context_shift(context_shift)
-
-# %% [markdown]
-# Below, your function works on the real cache of a model, if it is right.
 
 # %%
 predictions.ask(
@@ -771,18 +771,24 @@ shift_picture(gaps, discard=6) if chosen else None
 
 # %% [markdown]
 # In every layer but the first, K and V are made from the output of the layer before. That layer had already read the
-# dropped tokens. The shift changes only the position of a key. So these K and V still depend on the dropped tokens. How
-# much does that matter? Here is the text that follows, once with the shift and once from a fresh run.
+# dropped tokens. The shift changes only the position of a key. So these K and V still depend on the dropped tokens.
+# How much does that matter? Here is the text that follows, once with the shift and once from a fresh run. The last
+# two examples differ only in what is forgotten.
 
 # %%
 from tutorial_engine.lab import shifted_text
 
-for text, discard in ((twenty, 6), (PROMPTS[0] + " Ben took the", 10)):
+took = [text + " Ben took the" for text in (PROMPTS[0], "Once upon a time Anna had a green hat.")]
+for text, discard in ((twenty, 6), (took[0], 10), (took[1], 10)):
     told = shifted_text(model, tokenizer, text, discard, shift=own)
     print(f"forgotten: {told.forgotten!r}, kept: {told.kept!r}")
     print(f"  with the shift: {told.shifted!r}")
     print(f"  afresh:         {told.fresh!r}")
     print(f"  {told.num_same} of {told.num_tokens} tokens are the same before the texts differ")
+
+# %% [markdown]
+# The texts differ from a fresh run, but what was forgotten does not come back: with a green hat in place of the red
+# kite the text after the shift is the same.
 
 # %%
 box("context_shift")
@@ -792,9 +798,9 @@ box("context_shift")
 #
 # **Objective:** see why the table is kept by token, and the data by layer.
 #
-# The cell table has one entry for each token, because position and owners are the same in every layer. But K and V lie
-# layer by layer. Why not everything of one token side by side? In the picture, a *piece* is memory without a gap. In
-# one layer, K of a token is two numbers here, one for each head, and V is two more.
+# The cell table has one entry for each token, because position and owners are the same in every layer. But K and V
+# lie layer by layer. Why not everything of one token side by side? In the picture, a *piece* is memory without a gap.
+# In one layer, K of a token is two numbers here, one for each head, and V is two more.
 
 # %% tags=["figure-layouts"]
 from tutorial_engine.lab import kv_layouts as layouts
@@ -804,23 +810,21 @@ few_numbers = torch.arange(48.0).view(2, 2, 6, 2, 1)  # layers, K and V, places,
 layouts_picture(layouts(few_numbers), layer=1, token=1, num_tokens=5)  # the last place is free
 
 # %% [markdown]
-# A forward goes layer by layer, and reads K and V of one layer at a time. By token, every token is a piece of its own:
-# 1000 tokens are 1000 pieces. By layer they stay 2, and with heads first 4. So by default the engines that we name here
-# keep the data by layer. To send blocks to another machine, it is better to keep all layers of a block side by side: then a
-# block is one piece. vLLM can do that too.
+# A forward reads K and V of one layer at a time. By token, every token is a piece of its own: 1000 tokens are 1000
+# pieces. By layer they stay 2, if they are neighbours; in scattered blocks of 16, up to 126, each of up to 16 tokens.
+# With heads first there are twice as many here. So by default the engines that we name keep the data by layer.
 #
-# Our pages and cells are as in the second row, our rows as in the third. Heads first makes each head's K one piece.
-# PyTorch's attention reads that faster in bf16.
+# Our pages and cells are as in the second row, our rows as in the third.
 
 # %% [markdown]
 # ## 10 · Which block size?
 #
 # **Objective:** choose a block size by what it costs.
 #
-# Cells, pages and rows are three maps over the same kind of storage. The block size is the dial between them: at one end
-# a cell for each token, at the other a row for each request. We turn it from end to end. Twelve requests come one after
-# the other. Eight begin with the same 8 tokens. All share 256 slots. Pages keep full
-# blocks of earlier requests and use them again (notebook 05). Cells and rows do not.
+# Cells, pages and rows are three maps over the same kind of storage. The block size is the dial between them: at one
+# end a cell for each token, at the other a row for each request. Of twelve requests, one comes every 20 ms. Eight
+# begin with the same 8 tokens. All share 256 slots. Pages keep full blocks of earlier requests and use them again
+# (notebook 05). Cells and rows do not.
 
 # %%
 predictions.ask(
@@ -830,7 +834,7 @@ predictions.ask(
 )
 
 # %% tags=["figure-dial"]
-from tutorial_engine.lab import sharing, sweep_block_sizes
+from tutorial_engine.lab import dial_table, sharing, sweep_block_sizes
 from tutorial_engine.viz import dial
 
 points = sweep_block_sizes(model, sharing(prompts[0][:8], 512), num_slots=256, max_len=64)
@@ -838,36 +842,27 @@ first = min(points, key=lambda point: point.milliseconds).position
 answer = {"cells": 0, "rows": 3}.get(first) if isinstance(first, str) else 1 + (first > 8)
 if chosen := predictions.reveal("dial", answer):
     print("same tokens everywhere:", all(point.tokens_equal for point in points))
+    print(dial_table(points))
 dial(points) if chosen else None
 
-# %% jupyter={"source_hidden": true}
-print(
-    f"{'':12}{'found':>6}{'at once':>9}{'preempted':>11}{'table entries':>15}{'KiB gathered':>14}"
-)
-for p in points:
-    print(
-        f"{p.name:12}{p.tokens_found:6}{p.most_running:9}{p.preemptions:11}{p.total_entries:15}"
-        f"{p.bytes_gathered / 1024:14,.0f}"
-    )
-
 # %% [markdown]
-# **How to read it.** Begin with the left panel, and find the reasons in the others and the table.
+# **How to read it.** Begin with the left panel. Find the reasons in the others and in the table above them.
 #
 # - **Pages of 1 to 8** all need 573 ms: they run the same 273 tokens. The engine *finds* K and V of the common 8 tokens
 #   in blocks of an earlier request (notebook 05).
-# - **Pages of 16 and 32** find nothing, because 8 tokens fill no such block. They also leave more slots empty. So fewer
-#   requests run *at once*, and some must give their memory back (they are *preempted*) and run again.
-# - **Cells** leave no slot empty at the end of a block, but have no such cache here.
+# - **Pages of 16 and 32** find nothing, because 8 tokens fill no such block. They also leave more slots empty. So
+#   fewer requests run *at once*, and some are *preempted*: they give their memory back and run again.
+# - **Cells** leave no slot empty at the end of a block, but cannot find earlier tokens.
 # - **Rows** have room for four requests only.
 
 # %% [markdown]
-# Small blocks have a price: more *table entries*, and in our engine more to *gather*: with small blocks a context more
-# often lies in several pieces. The virtual clock counts only forwards and tokens, so this price must be measured.
+# Small blocks have a price: more *table entries*, and a context that more often lies in several pieces, which our
+# engine must *gather*. The virtual clock counts only forwards and tokens, so this price must be measured.
 #
-# **Why 16?** vLLM's default is 16 tokens in a block for ordinary models (some attention kernels need 32, 64 or 128), and
-# here pages of 8 and less are faster. But these requests have at most 64 tokens. The next cell takes requests with
-# hundreds of tokens. It measures two durations per token: *bookkeeping* is the work of the block manager. *Reading* is
-# the time to copy one token's K, in one layer, out of scattered blocks.
+# **Why 16?** vLLM's default is 16 tokens in a block for ordinary models (some attention kernels need 32, 64 or 128),
+# and here pages of 8 and less are faster. But these requests have at most 64 tokens. The next cell takes hundreds. It
+# measures two durations per token: *bookkeeping* is the work of the block manager. *Reading* is the time to copy one
+# token's K, in one layer, out of scattered blocks.
 
 # %% tags=["nbval-ignore-output"] jupyter={"source_hidden": true}
 from tutorial_engine.lab import block_size_trade, trade_table
@@ -875,10 +870,10 @@ from tutorial_engine.lab import block_size_trade, trade_table
 print(trade_table(block_size_trade()))  # bookkeeping and reading are measured here
 
 # %% [markdown]
-# From blocks of 1 to blocks of 16 most of the bookkeeping goes away, and only about 2 % of the slots are wasted. Larger
-# blocks save little more, and waste much more. From blocks of 2 on, copying through the table (gathering) hardly
-# depends on the size. Does reading in place depend on it? This is the decode step of section 6 with other block sizes.
-# (These times are measured. Small differences between neighbours are noise.)
+# From blocks of 1 to blocks of 16 most of the bookkeeping goes away, and only about 2 % of the slots are wasted.
+# Larger blocks save little more, and waste much more. From blocks of 2 on, gathering hardly depends on the size. Does
+# reading in place depend on it? This is the decode step of section 6 with other block sizes. (Small differences
+# between neighbours are noise.)
 
 # %% tags=["nbval-ignore-output"] jupyter={"source_hidden": true}
 sizes = (1, 4, 16, 64, 128)
@@ -888,16 +883,15 @@ for name, backend in ways.items():  # measured here
     print(f"{name:18}" + "".join(f"{ms:8.1f}" for ms in least))
 
 # %% [markdown]
-# It does. Each block is one turn of the loop, so with blocks of 1 the loop is ten times slower or more than with blocks
-# of 16. The version for many blocks must merge one sum for each block. So 16 is a compromise. Larger blocks mean fewer
-# turns and less bookkeeping. Smaller blocks waste less, and find more of a common beginning. In a kernel a turn starts
-# no PyTorch operations, so small blocks cost less there. ([Appendix A2](appendix/A2_on_a_gpu.ipynb) measures what
-# starting them costs on a GPU.) SGLang's default is 1 for ordinary models: every common token is found, and nothing is
-# wasted.
+# It does. Each block is one turn of the loop, so with blocks of 1 the loop is ten times slower or more than with
+# blocks of 16. So 16 is a compromise. Larger blocks mean fewer turns and less bookkeeping. Smaller blocks waste less,
+# and find more of a common beginning. In a kernel a turn starts no PyTorch operations, so small blocks cost less
+# there. SGLang's default is 1 where the attention kernel allows it (on Blackwell GPUs the default kernel makes it
+# 64). With 1, every common token is found, and nothing is wasted.
 
 # %% [markdown]
-# **Try it.** Now all twelve users begin with the same 10 tokens. The table already shows three settings. At which
-# block size are most tokens found and fewest slots wasted? From which size on is nothing found, and why?
+# **Try it.** Now all twelve users begin with the same 10 tokens. At which block size are most tokens found and fewest
+# slots wasted? From which size on is nothing found, and why?
 #
 # <details><summary>Answer</summary>At 1: eleven users find 10 tokens each, which is 110, and nothing is wasted. Blocks of 2
 # find 110 as well, but waste 3.1 slots on average. Blocks of 4 and 8 find 8 tokens each, which is 88. From 16 on nothing
@@ -920,26 +914,26 @@ dials
 #
 # **Objective:** compare your allocation with that of another engine, step by step.
 #
-# Two runs of vLLM 0.32 with the shipped model were recorded: which blocks each request had in each step, and how many
-# were free.
+# Two runs of vLLM 0.32 with the shipped model were recorded on a CPU: which blocks each request had in each step, and
+# how many were free. vLLM's attention on a CPU needs blocks of 32 tokens, so `server` has such blocks, too.
 
 # %% [markdown]
-# Now `server` serves the same requests, on a pool of the same number of bytes, in blocks of 32 tokens. Your
-# `num_blocks` turns the bytes into blocks, and your `allocate` gives each new token its slot. If vLLM's block 9 is our block 0
-# once, it must be so in every step. Your `slots` says where each token is read. If it is wrong, the steps are the same and the
-# answers are not. So the tokens are compared as well.
+# Now `server` serves the same requests, on a pool of the same number of bytes. Your `num_blocks` turns the bytes into
+# blocks, and your `allocate` gives each new token its slot. If vLLM's block 9 is our block 0 once, it must be so in
+# every step. If your `slots` is wrong, the steps are the same and the answers are not. So the tokens are compared as
+# well.
 #
-# (vLLM never gives its block 0 to a request. So its pool has one block more, and its block n is shown as n − 1. Attention is the
-# package's here, because it decides nothing.)
+# (vLLM never gives its block 0 to a request. So its block n is shown as n − 1. Attention is the package's here,
+# because it decides nothing.)
 
 # %%
 server.beside_vllm(show_step=1)
 
 # %% [markdown]
-# The last lines are the block tables of both engines. All four requests begin with the same block, 9 there and 0 here,
-# because they share it: *finds* counts the tokens that lie there already (notebook 05).
+# The last lines are the block tables of both engines. All four requests share their first block, 9 there and 0 here:
+# *finds* counts the tokens that lie there already (notebook 05).
 #
-# What would a mistake get? Here are two, each in a server of its own.
+# Here are two mistakes, each in a server of its own.
 
 # %%
 from tutorial_engine.learn import others_beside_vllm
@@ -947,10 +941,15 @@ from tutorial_engine.learn import others_beside_vllm
 print(others_beside_vllm(model, tokenizer, lesson=4))
 
 # %% [markdown]
+# Without V, the pool gets twice as many blocks. All answers are right, but in no step are as many blocks free as in
+# vLLM, so no step counts.
+
+# %% [markdown]
 # <details><summary>Not in this lesson</summary>
 #
 # - Models that mix layers of several kinds (a window, a state instead of K and V): the layers then share one pool with
 #   blocks of different contents, and a block may have hundreds of tokens.
+# - To send blocks to another machine, vLLM can keep all layers of a block side by side: then it is one piece.
 # - K and V in 8 bits: twice as many tokens in the same memory.
 # - Multi-head latent attention: one short vector a token instead of K and V for each head.
 # - llama.cpp can use a piece from the middle of an old text again, by moving its positions (`--cache-reuse`).

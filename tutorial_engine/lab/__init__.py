@@ -21,7 +21,7 @@ __getattr__, __all__ = hands_out(
         "beside_vllm": "recorded_decisions, vllm_path",
         "block_size": "block_size_trade, table as trade_table",
         "chrome": "to_chrome",
-        "dial": "sharing, sweep_block_sizes",
+        "dial": "sharing, sweep_block_sizes, table as dial_table",
         "hf": "OurCache, run_transformers, run_transformers_from",
         "hit_rate": "BEGINS, EVICTED, NOT_YET, RUNNING, SALT, SHORT, cases",
         "kv_edit": "Exchange, continued, edited_paths, memory_of",

@@ -171,6 +171,15 @@ def sweep_block_sizes(
     return [dial.at(position) for position in positions]
 
 
+def table(points: Sequence[DialPoint]) -> str:
+    """A line for each position of the dial: the counts that are not in its picture."""
+    lines = ["             found  at once  preempted  table entries  KiB gathered"]
+    for p in points:
+        row = f"{p.name:12}{p.tokens_found:6}{p.most_running:9}{p.preemptions:11}"
+        lines.append(f"{row}{p.total_entries:15}{p.bytes_gathered / 1024:14,.0f}")
+    return "\n".join(lines)
+
+
 def sharing(
     prefix: Sequence[int],
     vocab_size: int,

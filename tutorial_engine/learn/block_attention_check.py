@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from typing import Any, NamedTuple
+from weakref import ref
 
 import torch
 from torch import Tensor
@@ -16,6 +17,7 @@ from tutorial_engine.learn.verdict import CannotBe, Verdict, close, of_shapes
 
 Attention = Callable[[Tensor, Tensor, Tensor, list[int], int], Any]
 BLOCKS, BLOCK_SIZE, D = 7, 4, 8
+COPIES = ("clone", "_to_copy")  # operations that only copy
 TOLERANCE = 1e-4
 
 
@@ -128,12 +130,15 @@ class _Watch(TorchDispatchMode):
     """Notes the largest tensor of floats that is made (no view) inside the block; reads of K.
 
     `largest` is its shape, `num_read` counts numbers of K, `order` has "k" or "v" for each read.
+    `most_held`: of a pool, the most numbers that copies held at once.
     """
 
     def __init__(self, k_pool: Tensor, v_pool: Tensor) -> None:
         super().__init__()
         self.pools = {_memory(k_pool): "k", _memory(v_pool): "v"}
         self.largest, self.num_read, self.order = list[int](), 0, ""
+        self.copies: dict[str, list[ref[Tensor]]] = {"k": [], "v": []}
+        self.most_held = 0
 
     def __torch_dispatch__(
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
@@ -148,6 +153,10 @@ class _Watch(TorchDispatchMode):
         picks = "index" in str(function)  # of a whole pool it reads what comes out
         for tensor in given:
             pool = self.pools.get(_memory(tensor), "")
+            if pool and (picks or any(word in str(function) for word in COPIES)):
+                self.copies[pool].append(ref(result))
+                alive = [copy for one in self.copies[pool] if (copy := one()) is not None]
+                self.most_held = max(self.most_held, sum(copy.numel() for copy in alive))
             self.order += pool
             if pool == "k":
                 self.num_read += (result if picks else tensor).numel()
@@ -220,14 +229,13 @@ def _not_in_place(function: Attention, cases: Sequence[Case]) -> str:
                 "tokens before you compute with it"
             )
     for case in cases:
-        for factor, why in (
-            (60, "large scores exp() overflows; subtract the largest score so far before exp()"),
-            (
-                -60,
-                "scores far below 0 it is not right; m begins at −∞, and the new m is the largest "
-                "of all scores so far, those of earlier blocks too",
-            ),
-        ):
+        above = "large scores exp() overflows; subtract the largest score so far before exp()"
+        below = (
+            "scores far below 0 it is not right; m begins at −∞, and the new m is the largest "
+            "of all scores so far, those of earlier blocks too"
+        )
+        # 60: beyond exp() of float32; 400: of float64
+        for factor, why in ((60, above), (400, above), (-60, below), (-400, below)):
             far = case._replace(q=factor * case.q)
             if not close(function(*deepcopy(far)), right(*far), 10 * TOLERANCE):
                 return f"with {why}"
@@ -236,6 +244,11 @@ def _not_in_place(function: Attention, cases: Sequence[Case]) -> str:
         return (
             f"right numbers, but it makes a tensor of shape {seen.largest}, which is more than one "
             "block: that is a gather. Read one block after the other"
+        )
+    if seen.most_held > 2 * BLOCK_SIZE * D:  # a new one is made before the old one goes
+        return (
+            "right numbers, but it keeps copies of all blocks: that is a gather in pieces. Read "
+            "one block after the other, where it lies"
         )
     return ""
 

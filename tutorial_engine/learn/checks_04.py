@@ -218,10 +218,16 @@ def check_allocate(function: Callable[[list[int], list[int], int, int], object])
         told = f"table {table}, free {free}, blocks of {size}, position {pos}: got {got[0]}"
         return told + f", then table {got[1]}, free {got[2]}"
 
-    def otherwise(got: list[Any], want: list[Any], *_: object) -> str:
+    def otherwise(
+        got: list[Any], want: list[Any], table: list[int], free: list[int], size: int, pos: int
+    ) -> str:
         if want[0] is None:
             return "no block is free: return None, and change nothing"
         if got[0] == want[0] and got[1:] != want[1:]:
+            if got[1][:-1] == want[1]:
+                last = "the last one in its block; the next block is needed one position later"
+                room = "in a block of the table: then take no block"
+                return f"position {pos} is {last if (pos + 1) % size == 0 else room}"
             return (
                 f"the slot is right, but expected table {want[1]}, free {want[2]}: change both "
                 "lists in place, with append and pop; `=` makes new ones"
