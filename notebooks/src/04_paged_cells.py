@@ -956,7 +956,7 @@ print(others_beside_vllm(model, tokenizer, lesson=4))
 # - Does a sliding window save memory? Only if the engine gives back the blocks that no later query can see. In vLLM
 #   this is the work of `SlidingWindowManager`.
 #
-# [Reading on](../docs/reading-on.md) says where to look for these in the source of three engines.
+# [Reading on](../docs/reading-on.md) says where to begin with most of these.
 #
 # </details>
 #
