@@ -152,6 +152,13 @@ def joined_by_and(q_len: int, kv_len: int, size: int) -> Tensor:
     return back >= 0 and back < size  # type: ignore[return-value]
 
 
+def window_by_slices(q_len: int, kv_len: int, size: int) -> Tensor:
+    mask = torch.zeros(q_len, kv_len, dtype=torch.bool)
+    for query, position in enumerate(range(kv_len - q_len, kv_len)):
+        mask[query, position - size + 1 : position + 1] = True
+    return mask
+
+
 def window_moved(q_len: int, kv_len: int, size: int) -> Tensor:
     right = window(q_len, kv_len, size)
     return right if q_len == kv_len else right.roll(-1, dims=-1)
@@ -270,6 +277,27 @@ def by_heads(x: Tensor, w: LayerWeights, angles: Tensor) -> Tensor:
     return RIGHT["layer"](x, w, angles, mixed)
 
 
+def by_places(x: Tensor, w: LayerWeights, angles: Tensor) -> Tensor:
+    """Right, with a loop over the places in a group."""
+
+    def mixed(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        group, mask = q.shape[1] // k.shape[1], causal_mask(len(q), len(q))
+        each = [naive_attention(q[:, i::group], k, v, mask).out for i in range(group)]
+        return torch.stack(each, dim=2).flatten(1, 2)
+
+    return RIGHT["layer"](x, w, angles, mixed)
+
+
+def queries_before_heads(x: Tensor, w: LayerWeights, angles: Tensor) -> Tensor:
+    """The scores are qhk, and meet a mask [T, T]."""
+
+    def mixed(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        scores = torch.einsum("qhd,khd->qhk", q, k.repeat_interleave(q.shape[1] // k.shape[1], 1))
+        return scores.masked_fill(~causal_mask(len(q), len(q)), -INF)
+
+    return RIGHT["layer"](x, w, angles, mixed)
+
+
 LAYER = """
 def layer(x, w, angles, attend):
     q, k, v = project(rms_norm(x, w.input_norm, eps), w.q, w.k, w.v, head_dim or len(w.q_norm))
@@ -334,6 +362,8 @@ def bytes_exercise(config: ModelConfig) -> Exercise:
                 "it reads QWEN3_06B, use",
             ),
             (lambda c, size: [17], "got [17]; return one number"),
+            (lambda c, size: c["head_dim"], "are its attributes: write config.head_dim"),
+            (lambda c, size: c.num_layers, "Its numbers are num_hidden_layers, num_key_value_he"),
             *(
                 (typed(name), f"is its number typed in?{CODE}config.{name}")
                 for name in ("num_hidden_layers", "num_key_value_heads", "head_dim")
@@ -363,6 +393,8 @@ ATTENTION_SLIPS = slips_of(  # what is found in the shares of an answer
         a forbidden key gets the share 0.5, because
     -INF → -30.0
         a forbidden key gets the share 0.5, because only
+    -INF → -100.0
+        a forbidden key gets the share 0.5, because only exp(−∞) is 0
     .softmax(dim=-1) → .exp()
         instead of 1; divide each exp(score) by the sum over the keys of its query: softmax
     dim=-1 → dim=0
@@ -415,6 +447,7 @@ EXERCISES: dict[str, Exercise] = {
             (lambda q, k, v, m: (q @ k.T) / (q @ k.T).sum(-1), "keepdim=True keeps the axis"),
             (nanogpt, "your mask is your own, the causal one; use the argument `mask`"),
             (sdpa_causal, "a triangle at the upper left, as `is_causal=True` has it"),
+            (but("attention", lambda out: (out, 0)), "got tuple; return only the output"),
             (but("attention", lambda out: out.bfloat16()), "right, but in torch.bfloat16, which"),
             (
                 but("attention", lambda out: out.half()),
@@ -444,6 +477,18 @@ EXERCISES: dict[str, Exercise] = {
             (lambda q, k, w: window(q, k, w, late=-1), "position -1, as its keys show; it must"),
             (lambda q, k, w: window(q, k, k), "sees up to 4 keys; 2 expected"),
             (window_moved, "does not see itself"),
+            (
+                window_by_slices,
+                "query 0, at position 0, sees no key; a negative start of a slice counts from",
+            ),
+            (
+                lambda q, k, w: window(q, k, w) & (torch.arange(q) > q - 2)[:, None],
+                "query 0, at position 0, sees no key",
+            ),
+            (
+                lambda q, k, w: window(q, k, w) & (torch.arange(k) != k - 2),
+                "a query does not see itself",
+            ),
             (lambda q, k, w: window(q, k, w + 1), "sees up to 3 keys; 2 expected, itself included"),
             (lambda q, k, w: window(q, k, 8), "sees up to 4 keys; 2 expected"),
             (
@@ -491,6 +536,11 @@ EXERCISES: dict[str, Exercise] = {
             (lambda x, a: x[..., :4] * a.cos(), f"no axis for the heads{CODE}angles[:, None, :]"),
             (lambda x, angles: x * angles.cos()[:, None], "in two halves"),
             (lambda x, angles: math.cos(angles), f"a tensor has its own{CODE}angles.cos()"),
+            (
+                lambda x, angles: cos(angles),  # type: ignore[name-defined]  # noqa: F821
+                "not defined. A tensor has .cos() and .sin()",
+            ),
+            (lambda x, angles: x + 1, "position 0 changed; all its angles are 0, so cos is 1"),
             (cut_in_twos, f"a piece, chunk their number{CODE}x.chunk(2, dim=-1)"),
             (lambda x, angles: own_positions(x), "wrong for one token at position 7"),
             (but("rope", lambda x: x.bfloat16()), "right, but in torch.bfloat16"),
@@ -625,6 +675,8 @@ EXERCISES: dict[str, Exercise] = {
             (lambda x, w, angles: whole_layer_by_sdpa(x, w, angles, 32), "size typed in?"),
             (lambda x, w, angles: x @ w.k, "multiply by w.k.T or w.v.T"),
             (by_heads, "right, but with a loop over heads"),
+            (by_places, "a loop over heads, here or in what it calls"),
+            (queries_before_heads, "a mask [T, T] have the heads first: hqk"),
             (lambda x, w, angles: x, "layer 0; other numbers"),
         ],
     ),

@@ -22,7 +22,7 @@ from tutorial_engine.lab.ledger import ledger, loop_path, our_paths
 from tutorial_engine.learn import OwnServer, own, own_cache
 from tutorial_engine.learn.earlier import CHECKS as EARLIER
 from tutorial_engine.learn.earlier import bring
-from tutorial_engine.learn.jukebox import BROKEN, jukebox_film, jukebox_table, play
+from tutorial_engine.learn.jukebox import BROKEN, exchanged, jukebox_film, jukebox_table, play
 from tutorial_engine.learn.own import PARTS, LayerWeights
 from tutorial_engine.learn.own_cache import CACHES
 from tutorial_engine.learn.own_engine import IN_01, OwnEngine
@@ -116,6 +116,21 @@ def test_learners_parts_of_01_run_and_tell_what_transformers_tells(
     first = spies["layer" if "layer" in others else "project"].calls
     lengths = [len(call[0]) for call in first[:: model.config.num_hidden_layers]]
     assert lengths == [len(ids) + i for i in range(steps)], "everything runs again for each token"
+
+
+def test_a_story_names_the_part_that_a_layer_calls_and_that_was_spoiled_later(
+    mine: OwnEngine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cell = """def layer(x, w, angles, attend):
+    return by_steps(x, w, angles, attend, project, rope)"""
+    scope: Parts = {"by_steps": own._layer, "project": own.project, "rope": own.rope}
+    exec(cell, scope)
+    assert mine.use(scope["layer"], CHECKS["layer"]).verdict.ok
+    scope["project"] = exchanged
+    said = told(mine, capsys, PROMPT)
+    why = "✘ layer: it calls your project, which is not ✔ yet (project: "
+    assert f"With your layer the tokens are not the package's.\n  {why}" in said
+    assert "k and v are swapped)\n  The package's layer runs in its place." in said
 
 
 @pytest.mark.parametrize("cache", CACHES)
@@ -617,15 +632,26 @@ def test_each_broken_part_is_off_and_leaves_the_engine_as_it_was(mine: OwnEngine
 
 @pytest.mark.parametrize(
     ("guess", "marks", "right"),
-    [("", "", None), ("......", "", None), ("21", "✔✔", "2 of 2"), ("1.9", "✘", "0 of 2")],
+    [
+        *(("", "", None), ("......", "", None), ("21", "✔✔", "2 of 2"), ("1.", "✘", "0 of 2")),
+        *(("2 1", "✔✔", "2 of 2"), ("A=2, B=1", "✔✔", "2 of 2"), (21, "✔✔", "2 of 2")),
+    ],
 )
-def test_guesses_of_the_jukebox_are_marked(guess: str, marks: str, right: str | None) -> None:
+def test_guesses_of_the_jukebox_are_marked(guess: object, marks: str, right: str | None) -> None:
     takes = [Take("no mask", "A kite.", 7.2, 0.1), Take("no RoPE", "Rado", 3.4, 0.6)]
     _, first, *lines = jukebox_table(takes, ["no RoPE", "no mask"], guess).splitlines()
     assert first.startswith("A     no mask") and first.split()[3:5] == ["7.2", "0.1"]
     assert "".join(re.findall("[✔✘]", first + lines[0])) == marks
     assert ("✘ you: no RoPE" in first) == ("✘" in marks)
     assert lines[1:] == ([f"{right} guesses are right"] if right else [])
+
+
+@pytest.mark.parametrize("guess", ["A=2", 212, "1.9"])
+def test_a_guess_without_a_digit_for_each_story_is_refused(guess: object) -> None:
+    takes = [Take("no mask", "A kite.", 7.2, 0.1), Take("no RoPE", "Rado", 3.4, 0.6)]
+    *lines, last = jukebox_table(takes, ["no RoPE", "no mask"], guess).splitlines()
+    assert re.match(r"Your guess has \d digits?; it needs 2, one for each story", last)
+    assert not re.search("[✔✘]", "".join(lines))
 
 
 def test_a_player_of_the_jukebox_asks_before_it_tells(

@@ -125,8 +125,8 @@ def test_numbers_of_the_three_tokens_are_those_of_attention(values: torch.Tensor
         assert text(picture, f"percent{i}") == f"{100 * share:.0f} %"
         assert text(picture, f"mix{i}").startswith(f"{share:.3f} · (")
     x, y = found.out[-1, 0].tolist()
-    assert text(picture, "out") == f"output = ({x:.2f}, {y:.2f})"
-    assert picture.caption.endswith(f"give the output ({x:.2f}, {y:.2f}).")
+    assert text(picture, "out") == f"output = ({x:.1f}, {y:.1f})"
+    assert picture.caption.endswith(f"give the output ({x:.1f}, {y:.1f}).")
 
 
 # -- an induction head -----------------------------------------------------------------------------

@@ -1,9 +1,9 @@
 # %% [markdown]
 # # 01 · Attention and RoPE
 #
-# In this lesson you write six parts of a language model. As soon as a part is right, it runs inside a real model. At
-# the end your six parts tell a story together, token for token the same as Hugging Face's `transformers`. Everything
-# runs offline, on a small Qwen3 model that we trained for this course.
+# In this lesson you write six parts of a language model. As soon as a part is right, it runs inside a real model.
+# Then your six parts write a story. Its tokens are the same as those that `transformers`, the library of Hugging
+# Face, writes. Everything runs offline, on a small Qwen3 model that we trained for this course.
 #
 # Plan about 3 hours, and 40 minutes more for the optional parts and the bonus.
 
@@ -33,9 +33,9 @@ print(f"{model.num_parameters():,} weights in {c.num_hidden_layers} layers")
 # %% [markdown]
 # ## 1 · Text becomes ids
 #
-# **Objective:** see what the model is given. A *tokenizer* cuts text into pieces, the *tokens*. All tokens that it
-# knows are its *vocabulary*; the number of a token in it is its *id*. A space usually belongs to the token after
-# it; we draw it as `·`.
+# **Objective:** see what the model is given. A *prompt* is the text given to it. A *tokenizer* cuts text into pieces,
+# the *tokens*. All tokens that it knows are its *vocabulary*; the number of a token in it is its *id*. A space usually
+# belongs to the token after it; we draw it as `·`.
 
 # %%
 PROMPT = "Once upon a time Anna had a red kite."
@@ -85,9 +85,9 @@ print("both '·a' have the same vector:", torch.equal(vectors[2], vectors[6]))
 # %% [markdown]
 # The map shows the way of these vectors through the model, from top to bottom. You are at the upper left. T is the
 # number of tokens. Each *decoder layer* adds to a vector twice: first what attention found in this token and those
-# before it, then what a small network called MLP computed. In the end the vector becomes *logits*, one number for each token of the
-# vocabulary. The larger the number, the likelier that token comes next. You need not understand the boxes yet: each
-# has its section. Layers, heads, tokens and pairs are counted from 0: layer 3 is the last of the four.
+# before it, then what a small network called MLP computed. In the end the vector becomes *logits*, one number for each
+# token of the vocabulary. The larger the number, the likelier that token comes next. Each box has its section. Layers,
+# heads, tokens and pairs are counted from 0: layer 3 is the last of the four.
 
 # %% tags=["figure-block"]
 from tutorial_engine.viz import block_picture
@@ -96,7 +96,7 @@ block_picture(model)
 
 # %% [markdown]
 # A story comes out if we take the token with the largest logit, append it to the text, and run the model again.
-# `mine` is this model, taken apart: six of its parts can be exchanged. All of them are still the package's own.
+# `mine` is this model, taken apart: six of its parts can be exchanged.
 # Exercises 1 to 6 each replace one of them by yours.
 
 # %%
@@ -125,7 +125,7 @@ print("W_k", list(w.k.shape), f"  {c.num_key_value_heads} key heads;  W_v", list
 
 # %% [markdown]
 # PyTorch's linear layers store a matrix as [out, in], so the product is `x @ W.T`: each row of W gives one number.
-# The picture shows this for one token in layer 0, the first. There are fewer key and value heads than query heads;
+# The picture shows this for one token in layer 0. There are fewer key and value heads than query heads;
 # section 6 says why.
 
 # %% tags=["figure-qkv"]
@@ -137,7 +137,8 @@ qkv_picture(model, tokenizer, ids, token=labels.index("·Anna"))
 # ### Exercise 1: project to queries, keys and values (8 minutes)
 #
 # Multiply all tokens at once, then cut the last axis into heads. The number of heads follows from the shape of the
-# matrix and `head_dim`. In shapes, T, H and H_kv are the numbers of tokens, query heads and K/V heads (key and value heads).
+# matrix and `head_dim`. In shapes, T, H and H_kv are the numbers of tokens, query heads and K/V heads (key and value
+# heads).
 #
 # If the check finds your function right, it becomes a part of the model. If not, the package's own stays there. To
 # read the story that a wrong answer gives, run `mine.hear(PROMPT, project=project)`.
@@ -293,8 +294,8 @@ answered = predictions.reveal("pairs", int(masks["3 new after 4"].sum()))
 mask_picture(masks) if answered else None
 
 # %% [markdown]
-# **A trap:** PyTorch's own attention function has an option `is_causal=True`. Its triangle begins in the upper
-# left corner. With as many queries as keys that is right. With fewer queries the new tokens do not even see
+# **A trap:** PyTorch's own attention function has an option `is_causal=True`. The allowed pairs form a triangle that
+# begins in the upper left corner. With as many queries as keys that is right. With fewer the new tokens do not even see
 # themselves.
 
 # %%
@@ -316,8 +317,8 @@ for corner, mask in corners.items():
 # the window is as large as the text, this is the plain causal mask.
 #
 # <details><summary>Hint</summary><code>torch.arange(...)[:, None]</code> is a column, and <code>[None, :]</code> makes
-# a row. A column minus a row has a number for each pair. At which position stands the first query, if the last
-# one stands at the end? Join two conditions with <code>&</code>, each in its own brackets.</details>
+# a row. A column minus a row has a number for each pair. At which position does the first query stand, if the
+# last one stands at the end? Join two conditions with <code>&</code>, each in its own brackets.</details>
 
 
 # %% tags=["exercise"]
@@ -368,8 +369,7 @@ for window in (8, 16, 20):
 
 # %% [markdown]
 # The limit holds for *one layer*. In the layer before, each token in the window has already read from the 7 tokens
-# before it. So each layer reaches 7 places further. A model that is trained with a window can learn to use this. Ours
-# was not trained with one.
+# before it. So each layer reaches 7 places further. Only a model that is trained with a window learns to use this.
 
 # %% [markdown]
 # ## 6 · Many heads, fewer keys: GQA
@@ -460,9 +460,11 @@ variance_picture(head_dims, raw, scaled) if answered else None
 
 # %% [markdown]
 # Each number of q and of k has mean 0 and variance 1, and all are independent. Then the product of two of them has
-# variance 1, too. A score is the sum of D such products. Variances of independent numbers add up: the variance of a
-# score is D, its standard deviation √D. A division by √D makes it 1.
-#
+# variance 1, too: the mean of q²k² is the mean of q² times the mean of k², 1 · 1. A score is the sum of D such
+# products. Variances of independent numbers add up: the variance of a score is D, its standard deviation √D. A division
+# by √D makes it 1.
+
+# %% [markdown]
 # Why does it matter? The softmax of large scores gives nearly everything to one key. When training begins, all
 # weights are random, so this is an arbitrary key. Training cannot easily correct it: where a share is near 1, the
 # gradient (by which training changes the weights) is near 0. Here are 1,000 queries with 8 keys each:
@@ -546,7 +548,8 @@ print("interleaved pairs", [tuple(pair) for pair in numbers.view(4, 2).tolist()]
 #
 # <details><summary>Hint</summary><code>chunk</code> cuts an axis into equal parts (all a, all b), and
 # <code>torch.cat</code> joins them again; both take <code>dim=-1</code> for the last axis. x has an axis for the
-# heads, and the angles have none: <code>None</code> in an index adds one.</details>
+# heads, and the angles have none: <code>None</code> in an index adds one. A tensor has <code>.cos()</code> and
+# <code>.sin()</code>.</details>
 
 
 # %% tags=["exercise"]
@@ -577,7 +580,7 @@ show_source(apply_rope)
 # %% [markdown]
 # ### Only the distance counts
 #
-# The explorer showed it: a score depends on `m − n` alone. Here is the proof for one pair. R_m is the matrix that
+# A score depends on `m − n` alone. Here is the proof for one pair. R_m is the matrix that
 # turns the pair by the angle of position *m*. In a dot product R_m can move to the other side if it is transposed.
 # The transpose R_mᵀ turns back by the same angle. So R_mᵀ R_n is one turn, by the angle of n − m:
 #
@@ -616,7 +619,7 @@ there = logits_of(Batch.from_sequences([ids], first_positions=[100]))
 check_close(here, there, 1e-3, "positions from 0 = positions from 100")
 
 # %% [markdown]
-# In section 5 you saw layer 1, head 3: mostly it looks one token back. Its map is drawn three times now: at the
+# In section 5 you saw layer 1, head 3: mostly it looks one token back. Its map is drawn three times: at the
 # positions of the text, at positions that are 400 larger, and with all tokens at position 0. There RoPE turns
 # nothing: it is off.
 
@@ -664,7 +667,7 @@ for dtype in (torch.float32, torch.float16, torch.bfloat16):
 print(f"score at distance 0: {score(0, 0):.2f}")
 
 # %% [markdown]
-# In 16 bits the same query and key get another score at another place: the score no longer depends on the distance alone.
+# In 16 bits the score no longer depends on the distance alone.
 # Even the position is rounded: float16 rounds 4005 to 4004, and bfloat16 rounds it to 4000. In bfloat16 query and key
 # then stand at the same place, and their score is that of distance 0. So the package computes angles in float32.
 
@@ -692,9 +695,9 @@ check_close(normed, first_layer.input_layernorm(vectors), 1e-5, "RMSNorm in one 
 # %% [markdown]
 # ### Norm first, then RoPE
 #
-# Qwen3 also puts each query and key through an RMSNorm before RoPE turns them. A rotation keeps a vector's length.
-# But `q_norm` has a different weight for each number, and RoPE mixes the two numbers of a pair. So the order matters. (These
-# norms also limit the scores. Dividing by √D stays, because the weights were trained with it.)
+# Qwen3 also puts each query and key through an RMSNorm before RoPE turns them. A rotation keeps a vector's length. But
+# `q_norm` has a different weight for each number, and RoPE mixes the two numbers of a pair. So the order matters.
+# (These norms also limit the scores; √D stays, because the weights were trained with it.)
 
 # %%
 random_heads = torch.randn(4, c.num_attention_heads, D, generator=draw)
@@ -710,7 +713,7 @@ for position in (0, 3):
 #
 # **SwiGLU** is the MLP of a layer, the part that works on each token alone. Two matrices each widen the vector. One
 # result, the *gate*, goes through SiLU, the function x · sigmoid(x), and is multiplied number by number with the
-# other, *up*. A third matrix, *down*, brings it back to the hidden size.
+# other, *up*. (sigmoid(x) = 1 / (1 + exp(−x)).) A third matrix, *down*, brings it back to the hidden size.
 
 # %%
 from torch.nn.functional import silu
@@ -724,7 +727,8 @@ check_close(swiglu, first_layer.mlp(normed), 1e-4, "SwiGLU in one line = package
 #
 # `w` holds the layer's own matrices: `input_norm`, `q`, `k`, `v`, `q_norm`, `k_norm`, `o`, `mlp_norm`, `gate`,
 # `up`, `down`. Call `rms_norm` and your own `project` and `rope`. The function `attend` is given: it runs
-# your `attention` for all heads, with your `kv_head`. It has the mask already: call `attend(q, k, v)`.
+# your `attention` for all heads, with your `kv_head`. It has the mask already: call `attend(q, k, v)`. The
+# [map of section 2](#2-·-Ids-become-vectors,-and-the-map-of-the-whole) shows these steps:
 #
 # 1. Normalise `x` with `input_norm`, and project it to q, k, v.
 # 2. Normalise q and k (`q_norm`, `k_norm`), and turn them.
@@ -784,9 +788,9 @@ for number, block in enumerate(model.model.layers):
     read_out(f"after layer {number}", residual + hidden)
 
 # %% [markdown]
-# At the start the vector says only which token it is. The matrix that makes the logits is the embedding table itself
-# in this model, so each vector of the table fits its own token best. Then the model has vague guesses. The last layer adds the
-# answer. (The lens does not show everything: a layer can also write what only later layers read.)
+# At the start the vector says only which token it is. The matrix that makes the logits is the embedding table itself in
+# this model. So each vector of the table fits its own token best. Then the model has vague guesses. The last layer adds
+# the answer. (The lens does not show everything: a layer can also write what only later layers read.)
 #
 # *A good place for a pause.*
 
@@ -836,7 +840,8 @@ if predictions.reveal("most", 0 if ratio > 1.2 else 1 if ratio < 0.8 else 2):
 # %% [markdown]
 # The indented lines are the first layer; the other layers have the same shapes. `qkv_proj` is W_q, W_k and W_v in one
 # matrix (2048 + 1024 + 1024 = 4096 rows). `gate_up_proj` is gate and up in one. `post_attention_layernorm` is your
-# `mlp_norm`. `lm_head`, which gives the logits, is the embedding table here, too.
+# `mlp_norm`. `lm_head`, which gives the logits, is the embedding table here, too. It gets one row: only
+# the last token's logits choose the next token.
 
 # %%
 from tutorial_engine.model import Qwen3ForCausalLM
@@ -874,9 +879,8 @@ check_close(naive, reference, 1e-4, "naive attention = transformers")
 # %% [markdown]
 # ### The jukebox
 #
-# Why compare logits, and not stories? Here is how the story goes on when nothing is broken. In the stories A to F
-# one part is broken, each by one line of code. Which part is it? Write your six guesses into the cell below the
-# stories.
+# Why compare logits, and not stories? The first story is unbroken. In the stories A to F
+# one part is broken, each by one line of code. Which part is it?
 
 # %%
 from tutorial_engine.learn import jukebox_table, play
@@ -885,6 +889,9 @@ takes = play(mine, PROMPT)
 print(f"unbroken …{mine.story(PROMPT)}")
 for letter, take in zip("ABCDEF", takes, strict=True):
     print(f"{letter}        …{take.story}")
+
+# %% [markdown]
+# Run the next cell to see the six numbers. Then write your guess and run it again.
 
 # %%
 parts = ["no RoPE", "K and V exchanged", "a token sees only itself", "all shares equal"]
@@ -900,10 +907,13 @@ if predictions.reveal("jukebox", min(takes, key=lambda take: take.last).part):
     print(jukebox_table(takes, parts, guess))
 
 # %% [markdown]
-# Five stories show that something is wrong. Without RoPE, for example, the model mixes up the letters of a name.
-# But without the mask the story reads well. The table compares the logits of the prompt. For its last token they change by
-# only 0.1. Yet the logits of the tokens before it are far off: already in layer 0 they read later tokens. How far is the
-# last token off later in the story?
+# Five stories show that something is wrong. A knows only its last token, so it goes round in a circle. B gives
+# nearly all to one key, and makes small mistakes. D mixes up the letters of a name. E adds keys where values belong,
+# and repeats one piece. F reads the mean of all tokens, and cannot pick one.
+#
+# But C, without the mask, reads well. The table compares the logits of the prompt. For its last token they change by
+# only 0.1. Yet the logits of the tokens before it are far off: already in layer 0 they read later tokens. How far is
+# the last token off later in the story?
 
 
 # %%
@@ -921,7 +931,7 @@ print(f"the logits of the last token are off by up to {(masked - unmasked).abs()
 print(f"but at {same} of {len(starts)} places the best token stays the same")
 
 # %% [markdown]
-# So a bad story proves a bug, and a good one does not prove that there is none.
+# So a bad story where the unbroken model tells a good one shows a bug. A good story does not show that there is none.
 
 # %% [markdown]
 # ### The bug zoo
@@ -949,6 +959,8 @@ print(f"{caught} of {len(BUGS_01)} bugs are caught")
 # </details>
 
 # %% [markdown]
+# *A good place for a pause.*
+#
 # ## 12 · What the heads learned
 #
 # **Objective:** find the heads that decide a prediction, and prove it. After `·R` the last layer adds the answer,
@@ -965,8 +977,7 @@ for head, row in enumerate(story_shares[3, :, -1]):
 # %% [markdown]
 # Heads 3, 4 and 5 look at the token after the earlier `·R`. Such a head is called an *induction head*: it finds an
 # earlier place of the same token, and suggests the token that came next there. The three share one K/V head, so
-# they search the same keys. (`a` is a piece of a name, and `·a` is the word "a". Heads 1 and 2 look mostly at
-# `·day`, the token before.)
+# they search the same keys. (`a` is a piece of a name, and `·a` is the word "a".)
 
 # %% tags=["figure-induction-head"]
 from tutorial_engine.viz import attention_picture
@@ -975,8 +986,7 @@ attention_picture(story_shares[3, 3], story_labels, "layer 3, head 3")
 
 # %% [markdown]
 # Most other tokens find nothing to copy. Their shares must add up to 1, too, and go mostly to `·time` and to the
-# second `·a`. `·day`, in the row above the frame, is an exception: it has no earlier place, yet it looks at the first
-# `·R`, where the earlier name begins. After "One day" a name must come.
+# second `·a`. `·day`, in the row above the frame, looks at the first `·R`: after "One day" a name must come.
 #
 # A map shows where a head looks, not that this decides anything. For that we take the head away: an *ablation* sets
 # its output to zero, so that it adds nothing to the residual stream. To compare, we also need the story without an
@@ -1027,15 +1037,16 @@ COPIERS = {3: (3, 4, 5)}
 silenced = chance(STORY, "a", COPIERS)
 nearest = min((0, 1), key=lambda i: abs(bars[i][1] - silenced)) if silenced > 0.02 else 2
 answered = predictions.reveal("ablation", nearest)
-three = [bars[0], ("L3 H3, H4, H5 silenced", silenced), bars[1]]
-ablation_picture(FOLLOWS, three) if answered else None
+control = chance(STORY, "a", {3: (0, 1, 2)})
+rows = [("L3 H3, H4, H5 silenced", silenced), ("L3 H0, H1, H2 silenced", control)]
+ablation_picture(FOLLOWS, [bars[0], *rows, bars[1]]) if answered else None
 
 # %% [markdown]
 # (L3 H3 stands for layer 3, head 3.) Without these heads the probability is nearly that of the story without Rado.
-# So these heads are needed. Do they also carry the name? Then their output from *another* story must bring another
-# name. We run the story with Rido, keep what heads 3, 4 and 5 give at the last token, and put it into the story with
-# Rado. This is called *activation patching*. Heads 0, 1 and 2 of the same layer are the *control*: the same
-# exchange, which should do nothing.
+# Without the other three, the *control*, it hardly changes. So these heads are needed. Do they also carry the name?
+# Then their output from *another* story must bring another name. We run the story with Rido, keep what heads 3, 4 and 5
+# give at the last token, and put it into the story with Rado. This is called *activation patching*. Heads 0, 1 and 2
+# are the control again.
 
 
 # %%
@@ -1073,15 +1084,15 @@ for name in ("Rado", "Rido", "Rodo", "Redo", "Reno", "Rizo"):
     print(line)
 
 # %% [markdown]
-# The text that the model reads says Rado in every line. Three vectors of one token are exchanged, and the model predicts
-# the next piece of another name. So these heads carry this piece.
+# The text says Rado in every line. Three vectors of one token are exchanged, and the model predicts a piece of another
+# name. So these heads carry this piece.
 
 # %% [markdown]
 # ### Copying in its purest form
 #
 # Take 16 random tokens and say them twice. In the second round only copying can help. The *hits* are the tokens of
-# the second round that the model predicts. (The first token of a second round has no earlier pair to follow. Still it
-# is often right: the model learned that a text often begins again.)
+# the second round that the model predicts. (The first of them cannot be copied: the token before it has no earlier
+# place. Still it is often right: the model learned that a text often begins again.)
 
 # %%
 import random
@@ -1103,8 +1114,8 @@ right, total = hits({}), again.numel()
 print(f"{right} of {total} tokens in {len(noise)} such texts are predicted")
 
 # %% [markdown]
-# Our model was trained for this: some training texts were random tokens that repeat, and in those texts the loss was
-# computed on the repeats only. (Induction heads were also found in models that were trained on ordinary text only: [Olsson et al.,
+# Our model was trained for this: some training texts were random tokens that repeat, and there it learned only
+# from the repeats. (Induction heads were also found in models trained on ordinary text only: [Olsson et al.,
 # 2022](https://arxiv.org/abs/2209.11895).)
 
 # %% [markdown]
@@ -1114,7 +1125,7 @@ print(f"{right} of {total} tokens in {len(noise)} such texts are predicted")
 # queries of the second round, to the right place: the token *after* the earlier place of the same token.
 # `shares` holds the shares of one head for `period` tokens that are said twice; row = query, column = key.
 #
-# <details><summary>Hint</summary>At which positions stand the queries of the second round? Where did the same token
+# <details><summary>Hint</summary>At which positions do the queries of the second round stand? Where did the same token
 # stand, and where the token after it? With two tensors of positions, <code>shares[queries, keys]</code> picks one
 # share for each query.</details>
 
@@ -1146,8 +1157,8 @@ heads_picture(noise_shares, induction_scores(model), token_labels(tokenizer, noi
 # %% [markdown]
 # An induction head cannot work alone. After `R a d o … R` it looks for a token that has an `R` before it: the `a`.
 # But the embedding of `a` does not say which token stands before. A head in an earlier layer must first copy this
-# into the vector of `a`. Which heads look back by one token, by two, or at the token itself? (The first line below
-# is your score of L3 H3, in the text of the maps.)
+# into the vector of `a`. Which heads look back by one token, by two, or at the token itself? (The first line
+# is your score of L3 H3.)
 
 # %%
 import itertools
@@ -1162,16 +1173,16 @@ for back in (0, 1, 2):
     mean = noise_shares.diagonal(offset=-back, dim1=-2, dim2=-1).mean(-1)  # [layers, heads]
     found = [f"L{i} H{j} ({float(mean[i, j]):.2f})" for i, j in (mean > 0.5).nonzero().tolist()]
     print(f"look {back} back:         ", found)
-pairs = {pair: hits({1: pair}) for pair in itertools.combinations(range(6), 2)}
+least = min(hits({1: pair}) for pair in itertools.combinations((0, 1, 2, 4), 2))
 alone = [hits({0: (head,)}) for head in range(6)]
-print(f"without L1 H3 and H5, {pairs.pop((3, 5))} of {right} hits are left;", end=" ")
-print(f"without two other heads of layer 1, {min(pairs.values())} or more")
+print(f"without L1 H3 and H5, {hits({1: (3, 5)})} of {right} hits are left;", end=" ")
+print(f"without two of the other four heads of layer 1, {least} or more")
 print(f"without L0 H4, {alone.pop(4)} of {right}; without another of layer 0, {min(alone)} or more")
 
 # %% [markdown]
-# Two other heads of the layer are the control: without them most hits are left. So copying takes two steps. The picture
-# shows both in our story. At the bottom, the heads of step 1 are silenced
-# for one token only, the `a`. Then step 2 cannot find this token.
+# The other four heads of the layer are the control: without two of them most hits are left. (Head 4 helps, but the rest
+# can do without it.) So copying takes two steps. The picture shows both in our story. At the bottom, the heads of step
+# 1 are silenced for one token only, the `a`. Then step 2 cannot find this token.
 
 # %% tags=["figure-two-steps"]
 from tutorial_engine.viz import two_steps_picture
@@ -1181,7 +1192,9 @@ two_steps_picture(model, tokenizer, story_ids, first=(1, (3, 5)), second=(3, 3))
 # %% [markdown]
 # Ablation shows that we *need* a head. It does not show what the head carries. In the random texts hardly anything is
 # copied without L0 H4 either. But this head looks only at the token itself (0.99), so it cannot carry what another
-# token said. To see what heads 3, 4 and 5 carry, we had to exchange their outputs.
+# token said.
+#
+# *Try:* guess how many hits are left without the attention of layer 2. Then run `hits({2: range(6)})`.
 
 # %% [markdown]
 # ### How they came about (optional)
@@ -1249,8 +1262,9 @@ check_close(longer, reference, 1e-4, "first 10 tokens, with 24 more = without th
 #
 # Count the bytes that the keys and values of one token need, in all layers together.
 #
-# <details><summary>Hint</summary>What has shape [T, H_kv, D] in section 3, and how often is it there? The names in
-# <code>config</code> are those of <code>QWEN3_06B</code> in section 10.</details>
+# <details><summary>Hint</summary>What has shape [T, H_kv, D] in section 3, and how often is it there? The names are those of
+# <code>QWEN3_06B</code> in section 10. They are attributes of <code>config</code>, as in <code>c.head_dim</code>: write
+# <code>config.head_dim</code>.</details>
 
 
 # %% tags=["exercise"]
@@ -1284,8 +1298,8 @@ print(f"after {tokens:,} tokens the cache is as large as the weights")
 # %% [markdown]
 # ## 14 · Your model
 #
-# **Objective:** run all your parts together. This story goes through the functions that you wrote. The model ends
-# it by itself, with a token that means "end of text".
+# **Objective:** run all your parts together. The model ends this story
+# by itself, with a token that means "end of text".
 
 # %%
 from tutorial_engine.sampling import SamplingParams
@@ -1301,10 +1315,10 @@ same = expected[0, len(ids) :].tolist() == told
 print(f"all {len(told)} tokens equal those of transformers: {same}")
 
 # %% [markdown]
-# Each row of the *ledger* is one program. All of them should compute the same logits, for the same prompts and tokens. Column 2
-# is the largest difference between a logit here and the same logit in `transformers`. Column 3 counts equal tokens.
-# The tolerance is a ten-thousandth of the largest logit. `top1 − top2` is the smallest distance between the best
-# logit and the second best: errors below half of it cannot change a token.
+# Each row of the *ledger* is one program. All of them should compute the same logits.
+# Column 2 is the largest difference between a logit here and the same logit in `transformers`. Column 3 counts equal
+# tokens. The tolerance is a ten-thousandth of the largest logit. `top1 − top2` is the smallest distance between the
+# best logit and the second best: errors below half of it cannot change a token.
 
 # %%
 from tutorial_engine.engine import run_without_cache
@@ -1326,13 +1340,13 @@ print(table(ledger(paths, prompts, num_tokens=24, reference="transformers")))
 # %% [markdown]
 # ### Exercise 9: a bonus, the whole layer for all heads at once (20 minutes)
 #
-# Write the whole layer as one function, for all heads at once: without `attend`, and without a loop over heads. This
-# time you get no list of steps. `x`, `w` and `angles` are those of exercise 6. A call of the package's `naive_attention`
-# counts, but you learn more if you write its lines yourself.
+# Write the whole layer as one function, without a loop over heads. This time you get no `attend`, and no list of steps.
+# `x`, `w` and `angles` are those of exercise 6. A call of your `layer`, or of the package's `naive_attention`, counts,
+# but you learn more if you write their lines yourself.
 #
 # <details><summary>Hint</summary><code>naive_attention</code> (section 4) shows how all heads are computed at once;
 # <code>.out</code> of what it gives is the result. Nobody gives you a mask: <code>causal_mask(len(x),
-# len(x))</code> makes one.</details>
+# len(x))</code> makes one. It is [T, T], so put the heads first: hqk.</details>
 
 
 # %% tags=["exercise"]
@@ -1360,13 +1374,13 @@ check_whole_layer(whole_layer)
 # ## What you can do now
 #
 # You have written a decoder layer that equals Hugging Face's. You can show which heads copy a name: without them it is
-# lost, and with their output from another story another name comes. The next notebook, `02_kv_cache`, runs each token once.
+# lost, and with their output from another story another name comes. The next notebook, `02_kv_cache`, runs each token
+# once.
 #
 # To read on: [attention](https://arxiv.org/abs/1706.03762) (Vaswani et al., 2017),
 # [GQA](https://arxiv.org/abs/2305.13245) (Ainslie et al., 2023), [RoPE](https://arxiv.org/abs/2104.09864) (Su et al.,
-# 2021), [RMSNorm](https://arxiv.org/abs/1910.07467) (Zhang and Sennrich, 2019),
-# [SwiGLU](https://arxiv.org/abs/2002.05202) (Shazeer, 2020), and
-# [induction heads](https://arxiv.org/abs/2209.11895) (Olsson et al., 2022).
+# 2021), [RMSNorm](https://arxiv.org/abs/1910.07467) (Zhang and Sennrich, 2019) and
+# [SwiGLU](https://arxiv.org/abs/2002.05202) (Shazeer, 2020).
 
 # %%
 print(predictions.score())

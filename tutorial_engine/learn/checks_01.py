@@ -137,7 +137,7 @@ def check_attention(function: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
     ]
     cases[-2][1][0] = 0  # the key that all may see has the score 0
     q, k = 0.3 * _random(2, 8), _random(4, 8)
-    q[:, 0], k[:, 0] = torch.tensor([1.0, 6.0]), -34.0  # scores near −12, and near −72
+    q[:, 0], k[:, 0] = torch.tensor([1.0, 12.5]), -34.0  # scores near −12, and near −150
     cases.append((q, k, _random(4, 8), torch.tensor([[0, 1, 1, 0], [1, 0, 1, 0]]).bool()))
 
     def otherwise(got: Tensor, _: Tensor, *case: Tensor) -> str:
@@ -176,7 +176,7 @@ def check_attention(function: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
     return judge(
         *("attention", function, own.attention, cases, ATTENTION_SLIPS),
         "attention: equal to the package's, 1 to 6 queries, D=8 and 4, causal and random masks, "
-        "scores down to −72",
+        "scores down to −150",
         otherwise=otherwise,
         explain=explain,
     )
@@ -221,7 +221,14 @@ def check_window_mask(function: Callable[[int, int, int], Tensor]) -> Verdict:
                 f"a query sees a key after it: query {query} is at position "
                 f"{kv_len - q_len + query}, and it sees key {key}"
             )
-        if not bool(got[:, kv_len - q_len :].diagonal().any()):
+        for query, sees in enumerate(got):
+            if not bool(sees.any()):
+                position = kv_len - q_len + query
+                start = "; a negative start of a slice counts from the end" * (
+                    position < window - 1
+                )
+                return f"query {query}, at position {position}, sees no key{start}"
+        if not bool(got[:, kv_len - q_len :].diagonal().all()):
             return "a query does not see itself; key_pos <= query_pos"
         seen, most = int(got.sum(-1).max()), int(want.sum(-1).max())
         if seen == most:
@@ -312,6 +319,8 @@ def _rope(x: Tensor, angles: Tensor) -> Tensor:
 ROPE_SLIPS: Slips = slips_of(
     _rope,
     """
+    angles.cos()[:, None], angles.sin()[:, None] → angles[:, None], angles[:, None]
+        the angles stand where their cosines and sines belong ▸ angles.cos() and angles.sin()
     angles.sin() → -angles.sin()
         turned the wrong way round; look at the sign of sin
     x.chunk(2, dim=-1) → (x[..., 0::2], x[..., 1::2])
@@ -367,11 +376,13 @@ def check_rope(function: Callable[[Tensor, Tensor], Tensor]) -> Verdict:
             return "right for several tokens, wrong for one token at position 7"
         if alike(got[0], x[0]):
             return "position 0 is right, others not; look at cos, sin and signs"
-        return "position 0 changed; are the halves joined in the same order?"
+        return "position 0 changed; all its angles are 0, so cos is 1, sin is 0, and x stays"
 
     def explain(error: Exception) -> str:
         if "Python scalars" in str(error):
             return f"math.cos and math.sin take one number; a tensor has its own{CODE}angles.cos()"
+        if isinstance(error, NameError) and re.search("'(cos|sin)'", str(error)):
+            return "A tensor has .cos() and .sin()"
         if "unpack" in str(error):
             return f"split takes the size of a piece, chunk their number{CODE}x.chunk(2, dim=-1)"
         if not of_shapes(error):
@@ -745,6 +756,12 @@ def _judge_layer(
             return "naive_attention gives the result and the shares; .out is the result"
         if "same dtype" in words:
             return "Numbers of numpy are float64; .float() makes a tensor float32"
+        heads = len(weights["q"]) // len(weights["q_norm"])
+        if f"tensor a ({len(first.x)}) must match the size of tensor b ({heads})" in words:
+            return (
+                "Scores that meet a mask [T, T] have the heads first: hqk. Angles need an axis for "
+                "the heads"
+            )
         if "broadcast" in words:
             return (
                 "There are fewer K/V heads than query heads; give each query head one"
@@ -832,19 +849,21 @@ class _Counted(TorchFunctionMode):
 
 def _loop_over_heads(function: Callable[..., Any]) -> str:
     """Does a layer call PyTorch more often where it has more heads? What to say then, else ""."""
-    counts = []
-    for heads, kv_heads in ((8, 2), (16, 4)):
-        _, *given = _other_sizes(heads, kv_heads)
+    counts = {}
+    for sizes in ((8, 2), (16, 4), (16, 2)):  # more groups, and larger ones
+        _, *given = _other_sizes(*sizes)
         with _Counted() as calls:
             function(*given)
-        counts.append(calls.count)
-    if counts[0] == counts[1]:
-        return ""
-    return (
-        "right, but with a loop over heads, here or in what it calls: "
-        f"{counts[0]} calls of PyTorch with 8 heads, {counts[1]} with 16; "
-        "compute all heads in one call, as naive_attention in section 4 does"
-    )
+        counts[sizes] = calls.count
+    few = counts.pop((8, 2))
+    for (heads, kv_heads), many in counts.items():
+        if many != few:
+            return (
+                "right, but with a loop over heads, here or in what it calls: "
+                f"{few} calls of PyTorch with 8 query and 2 K/V heads, {many} with {heads} and "
+                f"{kv_heads}; compute all heads in one call, as naive_attention in section 4 does"
+            )
+    return ""
 
 
 def _with_heads(
@@ -997,6 +1016,11 @@ def check_kv_bytes(function: Callable[[ModelConfig, int], int], config: ModelCon
             raise CannotBe(f"got {got!r}; return one number")
         return value
 
+    def explain(error: Exception) -> str:
+        if "not subscriptable" in str(error):
+            return "The numbers of a config are its attributes: write config.head_dim"
+        return f"Its numbers are {', '.join(changes)}" * isinstance(error, AttributeError)
+
     def otherwise(got: float, want: float, c: ModelConfig, _: int) -> str:
         if function(config, 2) == function(config, 4):
             return "the same for 2 and for 4 bytes per number; use the argument"
@@ -1019,6 +1043,7 @@ def check_kv_bytes(function: Callable[[ModelConfig, int], int], config: ModelCon
         read=read,
         where=lambda got, *_: f"{got:,.16g}",
         otherwise=otherwise,
+        explain=explain,
     )
 
 

@@ -1,6 +1,7 @@
 """The jukebox: the model with one part broken, each in turn, and the story that it tells then."""
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -15,6 +16,7 @@ from tutorial_engine.model.batch import Batch
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 from tutorial_engine.viz.jukebox_view import LETTERS, Take, jukebox_frames
 from tutorial_engine.viz.player import Frame
+from tutorial_engine.viz.words import counted
 
 
 def no_turn(x: Tensor, angles: Tensor) -> Tensor:
@@ -75,18 +77,25 @@ def play(engine: OwnEngine, prompt: str) -> list[Take]:
     return takes
 
 
-def jukebox_table(takes: Sequence[Take], parts: Sequence[str] = (), guess: str = "") -> str:
+def jukebox_table(takes: Sequence[Take], parts: Sequence[str] = (), guess: object = "") -> str:
     """What was broken, and how far the prompt's logits are off: anywhere, and at its last token.
 
-    `guess` is a learner's: for each story the digit of one of `parts`, counted from 1; any other
-    letter is no guess. The guesses are marked.
+    `guess` is a learner's: for each story the digit of one of `parts`, counted from 1, or a dot
+    for no guess; anything between them is left out. The guesses are marked.
     """
     wide = max(len(take.part) for take in takes)
     lines = [f"story {'broken':{wide}}  max |Δ|, any token   last token"]
     for letter, take in zip(LETTERS, takes, strict=False):
         lines.append(f"{letter}     {take.part:{wide}} {take.anywhere:19.1f} {take.last:12.1f}")
+    digits = re.sub(r"[^0-9.]", "", str(guess))
+    if digits.strip(".") and len(digits) != len(takes):
+        lines.append(
+            f"Your guess has {counted(len(digits), 'digit')}; it needs {len(takes)}, one for each "
+            "story, in their order. A dot is no guess."
+        )
+        return "\n".join(lines)
     named = dict(zip("123456789", parts, strict=False))
-    guesses = [named.get(digit, "") for digit in guess[: len(takes)]]
+    guesses = [named.get(digit, "") for digit in digits]
     for i, said in enumerate(guesses):
         if said:
             lines[i + 1] += "   ✔" if said == takes[i].part else f"   ✘ you: {said}"

@@ -158,6 +158,7 @@ class PartsHolder:
 
     def __init__(self, package: Mapping[str, Callable[..., Any]], where: str = "model") -> None:
         self.parts = Parts(package, where)
+        self.checks: dict[str, Callable[..., Verdict]] = {}  # of the parts that were handed in
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -177,6 +178,7 @@ class PartsHolder:
                 how = f"name it `{asked}`"
             raise ValueError(f"{name!r} is no part of the engine: {how}")
         verdict = check(function)
+        self.checks[name] = check
         self.parts.own.pop(name, None)
         if verdict.ok:
             self.parts.own[name] = function
@@ -212,8 +214,11 @@ class PartsHolder:
 
     def _take_out(self, *names: str) -> None:
         for name in names:
+            function = self.parts.own.pop(name)
+            if name in self.checks:  # right then, but not now: what it calls may have changed
+                verdict = self.checks[name](function)
+                print(f"  {verdict!r}\n" * (verdict.ok is False), end="")
             print(f"  The package's {name} runs in its place.")
-            del self.parts.own[name]
 
     def _guilty(self, run: Callable[[], Result], wrong: Callable[[Result], str]) -> Sequence[str]:
         """The learner's parts that spoil a run of the others; all of them, if none does."""

@@ -150,12 +150,18 @@ def wrong_shape(name: str, value: object, expected: Tensor) -> Verdict | None:
         how = {"ndarray": "torch.from_numpy makes", "AttentionResult": "its .out is"}
         how |= dict.fromkeys(("list", "tuple"), "torch.tensor makes")
         why = f"; the model goes on with tensors, and {how[kind]} one" if kind in how else ""
+        if kind in ("list", "tuple") and any(_has_shape(one, expected) for one in value):  # type: ignore[attr-defined]
+            why = "; return only the output"
         return Verdict(False, f"{name} must return a tensor, got {kind}{why}")
     if value.shape != expected.shape:
         return Verdict(
             False, f"{name} returned shape {list(value.shape)}, expected {list(expected.shape)}"
         )
     return None
+
+
+def _has_shape(value: object, expected: Tensor) -> bool:
+    return isinstance(value, Tensor) and value.shape == expected.shape
 
 
 def close(a: Tensor, b: Tensor, tolerance: float) -> bool:

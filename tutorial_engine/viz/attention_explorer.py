@@ -320,21 +320,20 @@ class AttentionExplorer(Explorer):
             begin, turn, middle = BARS + NUMBERS + 38, NEXT - 26, top + tall / 2
             points = [(begin, y), (turn, y), (turn, middle), (NEXT - 3, middle)]
             scene.arrow("leads", points, GREEN, 2)
-        sign = "=" if same else "≠"
-        scene.text("same", NEXT, top + 134, f"{sign} the token that", 12, **BOLD)
-        scene.text("same.more", NEXT, top + 150, "this head looks at", 12, **BOLD)
+            scene.text("same", NEXT, top + 134, "= the token that", 12, **BOLD)
+            scene.text("same.more", NEXT, top + 150, "this head looks at", 12, **BOLD)
 
     def caption(self, step: int) -> str:
         """Where this query's attention goes, and what the model predicts after it, in numbers."""
         weights = self._now()[step]
         best = weights.index(max(weights))
         token, label, p = self._predicted(step)[0]
-        compare = "the token" if token == self.ids[best] else "not the token"
+        same = ", the token that this head looks at" * (token == self.ids[best])
         return (
             f"Layer {self.value('layer')}, head {self.value('head')}: query {step} "
             f"“{self.labels[step]}” may look at {step + 1} of {self.num_steps} keys and gives "
             f"{weights[best]:.2f} of its attention to key {best} “{self.labels[best]}”; the model "
-            f"predicts “{label}” with probability {p:.2f}, {compare} that this head looks at."
+            f"predicts “{label}” with probability {p:.2f}{same}."
         )
 
 

@@ -313,17 +313,17 @@ def three_token_picture(q: Tensor, k: Tensor, v: Tensor) -> Picture:
         sheet.text(f"scaled{j}", x2, base, divided, 12.5)
         sheet.bar(f"share{j}", (x3, base - 14, 90, 18), share, BLUE)
         sheet.text(f"percent{j}", x3 + 98, base, f"{100 * share:.0f} %", 13, **BOLD)
-        mix = f"{share:.3f} · {_vector(v[j].tolist())} = {_vector(parts[j], '.2f')}"
+        mix = f"{share:.3f} · {_vector(v[j].tolist())} = {_vector(parts[j], '.1f')}"
         sheet.text(f"mix{j}", x4, base, mix, 13)
     y = top + 3 * tall + 8
     sheet.add("sum.line", "line", x1=x3, y1=y, x2=sheet.width - 10, y2=y, stroke=QUIET)
     sheet.text("sum", x3 + 98, y + 24, f"{100 * sum(shares):.0f} %", 13, **BOLD)
-    sheet.text("out", x4, y + 24, f"output = {_vector(out, '.2f')}", 13.5, **BOLD)
+    sheet.text("out", x4, y + 24, f"output = {_vector(out, '.1f')}", 13.5, **BOLD)
     percents = listed(f"{100 * share:.0f} %" for share in shares)
     return sheet.picture(
         f"The last query scores {listed(f'{score:.4g}' for score in scores[-1])}; divided by √2 "
         f"and put through the softmax these become shares of {percents}, and the values v, mixed "
-        f"in these shares, give the output {_vector(out, '.2f')}."
+        f"in these shares, give the output {_vector(out, '.1f')}."
     )
 
 

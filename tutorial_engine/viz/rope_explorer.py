@@ -158,6 +158,10 @@ class RopeExplorer(Explorer):
             return x, top + tall * (1 - (score - low) / (high - low))
 
         bottom = top + tall
+        halo: dict[str, Any] = {"stroke": PAPER, "stroke_width": 4, "paint_order": "stroke"}
+        box = (left, top - 4, wide / 2, tall + 4)  # a key after the query
+        sheet.cell("forbidden", box, "reserved", rx=0, stroke="none", opacity=0.6)
+        sheet.note("forbidden.words", left + 8, top + 14, "forbidden by the mask", 12, **halo)
         sheet.note("axis", left + wide / 2, bottom + 34, "m − n", 12, **CENTRE)
         for tick in range(-FARTHEST, FARTHEST + 1, FARTHEST // 2):
             sheet.note(f"tick{tick}", place(tick, low)[0], bottom + 18, str(tick), **CENTRE)
@@ -173,7 +177,6 @@ class RopeExplorer(Explorer):
         tip = f"distance {m - n}: score {score:.3f}"
         sheet.add("dot", "circle", tip=tip, cx=x, cy=y, r=6.5, **dot)
         x, y = min(x + 12, left + wide - 84), max(y - 8, top + 12)
-        halo: dict[str, Any] = {"stroke": PAPER, "stroke_width": 4, "paint_order": "stroke"}
         sheet.text("score", x, y, f"score {score:.2f}", 13, **BOLD, **halo)
 
     def caption(self, step: int) -> str:
