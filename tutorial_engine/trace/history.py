@@ -181,6 +181,8 @@ class Step:
     `before`: when its planning began; `planned`: while the forward runs, so nothing of it counts
     yet. `planning` has all events since the step before it ended, those of a plan that was broken
     off included; `results` has those from the forward on. Times are seconds on the engine's clock.
+    A request ran `len(scheduled[name].slots)` tokens; it is over where it is in `planned.requests`
+    and neither in `planned.waiting` nor in `planned.running`.
     """
 
     number: int

@@ -80,7 +80,7 @@ def cell(
     size: float = 11,
     **edge: Any,
 ) -> Piece:
-    """A slot or a token in a state of `cell_style`, with what it holds."""
+    """A slot or a token in a state of `cell_style`, with what it holds, cut to its width."""
 
     def draw(sheet: Sheet, name: str, x: float, y: float) -> None:
         sheet.cell(name, (x, y, wide, tall), state, one, tip, **edge)
@@ -123,8 +123,8 @@ def table(
 ) -> Piece:
     """Lines of entries, each at least so `tall`, with `rules` between; plain text is of size 12.5.
 
-    A column is as wide as its widest entry and as `least` says: where that is enough for all steps,
-    nothing moves from one to the next.
+    A column is as wide as its widest entry and as `least` says (`gap` comes on top): where that is
+    enough for all steps, nothing moves from one to the next.
     """
     grid = [[words(one, 12.5) if isinstance(one, str) else one for one in line] for line in lines]
     columns = zip(zip_longest(*grid, fillvalue=words("")), chain(least, repeat(0.0)), strict=False)
@@ -160,7 +160,10 @@ def framed(piece: Piece, wide: float = 0, pad: float = 12, **look: Any) -> Piece
 
 
 def panel(title: str, *below: Piece, gap: float = 6) -> Piece:
-    """A titled part of the picture, which a phone shows alone, and in several if it is wide."""
+    """A part of the picture, with a title or "", which a phone shows alone, and in several if wide.
+
+    A phone shows an explorer's or player's panels and nothing else of the body; a Picture whole.
+    """
     head = [words(title, 12, **BOLD)] if title else []
     whole, under = column(*head, *below, gap=gap), column(*below, gap=gap)
     stops = next((piece.stops for piece in below if piece.wide > PHONE), ())
@@ -193,7 +196,7 @@ def _cuts(stops: Sequence[float], wide: float) -> list[tuple[float, float]]:
 
 
 def show(sheet: Sheet, body: Piece, top: float, hint: str = "") -> Sheet:
-    """Draw the body below what the sheet has, and leave a line for tips below it."""
+    """Draw the body from `top` on (44 is below a heading), and leave a line for tips below it."""
     body.draw(sheet, "", MARGIN, top)
     sheet.height = top + body.tall + (30 if hint else 10)
     sheet.tip_at, sheet.hint = (MARGIN, sheet.height - 10), hint

@@ -72,7 +72,7 @@ def cell_style(state: str, one: Look | None = None) -> tuple[str, Style]:
 
     "free" and "gone": nobody's. "reserved": a slot without K and V. "cached": they are there,
     "kept" for whoever finds them. "written": this step writes them. "solid": the request's full
-    colour. "known": a token that has not run, "sampled" by this step.
+    colour. "known": a token that has not run, "sampled" by this step (both dashed).
     """
     if one is None or state in ("free", "gone", "reserved"):
         return (HATCHED if state == "reserved" else PAPER), {"stroke": RULE}
