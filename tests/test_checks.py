@@ -108,6 +108,11 @@ def attention_by_loop(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     return torch.stack(rows)  # type: ignore[arg-type]
 
 
+def attention_by_exp(q, k, v, mask):
+    e = (q @ k.T / k.shape[-1] ** 0.5).masked_fill(~mask, -INF).exp()
+    return e / e.sum(-1, keepdim=True) @ v
+
+
 def attention_in_place(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     q /= math.sqrt(k.shape[1])
     scores = q @ k.T
@@ -393,7 +398,7 @@ ATTENTION_SLIPS = slips_of(  # what is found in the shares of an answer
         a forbidden key gets the share 0.5, because
     -INF → -30.0
         a forbidden key gets the share 0.5, because only
-    -INF → -100.0
+    -INF → -70.0
         a forbidden key gets the share 0.5, because only exp(−∞) is 0
     .softmax(dim=-1) → .exp()
         instead of 1; divide each exp(score) by the sum over the keys of its query: softmax
@@ -423,6 +428,7 @@ EXERCISES: dict[str, Exercise] = {
             RIGHT["attention"],
             attention_by_loop,
             attention_in_place,
+            attention_by_exp,
             lambda q, k, v, m: RIGHT["attention"](q.double(), k.double(), v.double(), m),
             lambda q, k, v, m: sdpa(q[None], k[None], v[None], attn_mask=m[None])[0],
         ],
@@ -479,7 +485,7 @@ EXERCISES: dict[str, Exercise] = {
             (window_moved, "does not see itself"),
             (
                 window_by_slices,
-                "query 0, at position 0, sees no key; a negative start of a slice counts from",
+                "query 0, at position 0, sees no key, not itself (a negative start of a slice",
             ),
             (
                 lambda q, k, w: window(q, k, w) & (torch.arange(q) > q - 2)[:, None],

@@ -226,7 +226,8 @@ check_close(by_hand, by_package, 1e-6, "by hand = package")
 #
 # <details><summary>Hint</summary>The three steps are those of section 4, with a row of scores for each query.
 # exp(−∞) is 0; in Python −∞ is <code>float("-inf")</code>. <code>masked_fill(m, number)</code> writes a number where m
-# is True, and <code>~mask</code> turns True and False around. Over which axis must the shares add up to one?</details>
+# is True, and <code>~mask</code> turns True and False around. A tensor has <code>.softmax(dim)</code>. Over which axis
+# must the shares add up to one?</details>
 
 
 # %% tags=["exercise"]
@@ -275,8 +276,8 @@ AttentionExplorer(model, tokenizer, STORY, layer=1, head=3)
 # training: at every token the model learns to predict the next one. Without the mask the
 # model could simply read the answer. This is the *causal* rule: `key_pos <= query_pos`.
 #
-# If only the newest tokens run, as in the next notebook, there are fewer queries than keys. The queries are the
-# *last* of the positions, and the rule stays the same.
+# In the next notebook only the newest tokens run: the keys and values of the earlier ones are kept. Then there are fewer
+# queries than keys. The queries are the *last* of the positions, and the rule stays the same.
 
 # %%
 predictions.ask(
@@ -361,7 +362,7 @@ if predictions.reveal("window", 0 if "Rado" in story or "Mimo" in story else 1):
 # %% [markdown]
 # The sentences are still well formed: grammar needs only a few tokens. But the names are lost. After `·day` a name
 # must come. From there the window shows only one token of the two names: the last `o` of Mimo. With a larger window the
-# names come back, one after the other:
+# names come back, the second one first: it is nearer, and it comes five tokens later, after `·and`.
 
 # %%
 for window in (8, 16, 20):
@@ -460,7 +461,7 @@ variance_picture(head_dims, raw, scaled) if answered else None
 
 # %% [markdown]
 # Each number of q and of k has mean 0 and variance 1, and all are independent. Then the product of two of them has
-# variance 1, too: the mean of q²k² is the mean of q² times the mean of k², 1 · 1. A score is the sum of D such
+# variance 1, too: its mean is 0, and the mean of q²k² is the mean of q² times the mean of k², 1 · 1. A score is the sum of D such
 # products. Variances of independent numbers add up: the variance of a score is D, its standard deviation √D. A division
 # by √D makes it 1.
 
@@ -879,8 +880,8 @@ check_close(naive, reference, 1e-4, "naive attention = transformers")
 # %% [markdown]
 # ### The jukebox
 #
-# Why compare logits, and not stories? The first story is unbroken. In the stories A to F
-# one part is broken, each by one line of code. Which part is it?
+# Why compare logits, and not stories? The first story is unbroken. In each of the stories A to F
+# one part is broken, by one line of code. Which part is it?
 
 # %%
 from tutorial_engine.learn import jukebox_table, play
@@ -1084,8 +1085,8 @@ for name in ("Rado", "Rido", "Rodo", "Redo", "Reno", "Rizo"):
     print(line)
 
 # %% [markdown]
-# The text says Rado in every line. Three vectors of one token are exchanged, and the model predicts a piece of another
-# name. So these heads carry this piece.
+# In every line the model reads the story of Rado. Only what these heads give at one token comes from the story on the left, and the
+# model predicts a piece of that name. So these heads carry this piece.
 
 # %% [markdown]
 # ### Copying in its purest form
@@ -1180,8 +1181,8 @@ print(f"without two of the other four heads of layer 1, {least} or more")
 print(f"without L0 H4, {alone.pop(4)} of {right}; without another of layer 0, {min(alone)} or more")
 
 # %% [markdown]
-# The other four heads of the layer are the control: without two of them most hits are left. (Head 4 helps, but the rest
-# can do without it.) So copying takes two steps. The picture shows both in our story. At the bottom, the heads of step
+# The other four heads of layer 1 are the control: without two of them most hits are left. (Without H3 alone, or without H5
+# alone, most are left, too: they do the same job.) So copying takes two steps. The picture shows both in our story. At the bottom, the heads of step
 # 1 are silenced for one token only, the `a`. Then step 2 cannot find this token.
 
 # %% tags=["figure-two-steps"]
@@ -1195,6 +1196,9 @@ two_steps_picture(model, tokenizer, story_ids, first=(1, (3, 5)), second=(3, 3))
 # token said.
 #
 # *Try:* guess how many hits are left without the attention of layer 2. Then run `hits({2: range(6)})`.
+#
+# <details><summary>What does it mean?</summary>302 of 309 are left. Layers 1 and 3 do the copying, and layer 2 does something
+# else.</details>
 
 # %% [markdown]
 # ### How they came about (optional)
@@ -1341,8 +1345,8 @@ print(table(ledger(paths, prompts, num_tokens=24, reference="transformers")))
 # ### Exercise 9: a bonus, the whole layer for all heads at once (20 minutes)
 #
 # Write the whole layer as one function, without a loop over heads. This time you get no `attend`, and no list of steps.
-# `x`, `w` and `angles` are those of exercise 6. A call of your `layer`, or of the package's `naive_attention`, counts,
-# but you learn more if you write their lines yourself.
+# `x`, `w` and `angles` are those of exercise 6. A call of your `layer`, or of the package's `naive_attention`, is
+# allowed, but you learn more if you write their lines yourself.
 #
 # <details><summary>Hint</summary><code>naive_attention</code> (section 4) shows how all heads are computed at once;
 # <code>.out</code> of what it gives is the result. Nobody gives you a mask: <code>causal_mask(len(x),
