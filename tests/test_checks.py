@@ -1146,6 +1146,24 @@ def plan(running: Work, waiting: Work, budget: int, most: int) -> dict[str, int]
     return RIGHT["plan_step"](running, waiting, budget, most)
 
 
+def plan_by_index(running: Work, waiting: Work, budget: int, most: int) -> dict[str, int]:
+    work = [*running, *(waiting[i] for i in range(most - len(running)))]
+    return plan([], work, budget, most)
+
+
+def plan_of_running(running: Work, waiting: Work, budget: int, most: int) -> dict[str, int]:
+    return plan([running[0]], waiting, budget, most)
+
+
+def overdraws(running: Work, waiting: Work, budget: int, most: int) -> dict[str, int]:
+    shares = {}
+    for name, left in [*running, *waiting[: most - len(running)]]:
+        if budget:
+            shares[name] = min(left, budget)
+            budget -= left
+    return shares
+
+
 def slots_by_recursion(request: Any, running: Any, allocate: Function, preempt: Function) -> Any:
     if (slots := allocate(request)) is not None:
         return slots
@@ -1275,6 +1293,9 @@ EXERCISES |= {
             (lambda *case: {"Z": 8}, "no request 'Z'"),
             (lambda *case: {"C": 8}, "C has only 3 tokens"),
             (lambda *case: {"A": 1.5}, "a whole number"),
+            (overdraws, "take from the budget what the request runs, not what it has left"),
+            (plan_by_index, "at most 4: raised IndexError: list index out of range; there may be"),
+            (plan_of_running, "at most 4: raised IndexError"),
         ],
     ),
     "slots_for": Exercise(
@@ -2144,6 +2165,14 @@ def test_function_that_raises_gets_a_verdict(name: str) -> None:
     assert verdict.ok is False and "RuntimeError: boom" in verdict.message
     verdict = EXERCISES[name].check(answer_of(name, lambda: 1))
     assert verdict.ok is False and "TypeError" in verdict.message
+
+
+def test_a_budget_that_only_a_rounding_error_rules_out_is_said_to_fit() -> None:
+    found = c3.check_budget(budget_by_measuring, measured_gap)
+    assert found.ok and found.message.count("as well") == 1, found
+    assert "15 for 26 ms (16 fits as well: only a rounding error" in found.message
+    found = c3.check_budget(lambda gap: int(gap - 10), measured_gap)
+    assert found.ok and "16 for 26 ms, 20 for 30 ms, 50 for 60.7 ms;" in found.message
 
 
 def test_a_function_that_calls_one_that_is_open_is_told_so() -> None:

@@ -589,6 +589,29 @@ def test_a_rule_of_ones_own_is_seen_right_or_wrong(five: SchedulerExplorer) -> N
     assert server.parts.own.keys() == {"num_tokens_to_run"}, "it serves nobody"
 
 
+def test_who_stalls_is_told_whether_there_was_budget(five: SchedulerExplorer) -> None:
+    server: Any = five.mine.__self__  # type: ignore[union-attr]
+    rules = {
+        "no budget is left": own_scheduler.waiting_first,
+        "the policy gave nothing": lambda *work: dict([*right(*work).items()][-1:]),
+    }
+    for why, rule in rules.items():
+
+        def plan_step(*work: Any, rule: Any = rule) -> Any:
+            return rule(*work)
+
+        assert server.use(plan_step, check_plan).verdict.ok is False
+        turn(five, policy="one rule")
+        turn(five, policy=MINE)
+        stalls = [(n, s) for s in range(five.num_steps) for n in five.run.doing("stalls", s)]
+        assert stalls
+        for name, step in stalls:
+            assert five.run.outcome(name, step) == f"runs nothing: {why}"
+            assert f"stall{'s' * (len(five.run.doing('stalls', step)) == 1)}: {why}" in (
+                five.caption(step)
+            )
+
+
 @pytest.mark.parametrize("step", [0, 4])
 def test_a_rule_of_ones_own_that_fails_is_shown_up_to_there(
     five: SchedulerExplorer, step: int

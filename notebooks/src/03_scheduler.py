@@ -99,8 +99,7 @@ places(two, "24 requests, four places: who has each place in each step")
 # %% [markdown]
 # **About half of the places are empty against almost none.** In these 48 steps static batching finishes 8 requests,
 # and continuous batching 16. A forward reads all weights of the model, whoever is in it. So on a large GPU an empty
-# place costs nearly as much as a full one. This is the idea of this notebook. (A fuller forward lasts a little longer. Section 6
-# counts time.)
+# place costs nearly as much as a full one. (A fuller forward lasts a little longer. Section 6 counts time.)
 #
 # The part of an engine that decides who runs is the **scheduler**. One forward, together with its
 # planning before and its sampling after, is a **step**.
@@ -182,8 +181,9 @@ server.use(plan_step, check_plan)
 run = server.serve(PROMPTS, params, max_num_batched_tokens=8, max_num_seqs=2)
 
 # %% [markdown]
-# This is the rule of a real server: at the end of the notebook your `plan_step` meets what vLLM decided. From
-# here on it decides every step of `server`. The other engines use the package's scheduler, which has the same rule.
+# This is the rule of vLLM, an engine that serves many users on many GPUs. At the end of the notebook your `plan_step`
+# meets what vLLM decided. From here on it decides every step of `server`. The other engines use the package's scheduler,
+# which has the same rule.
 #
 # ## 3 · Three requests, a budget of 8
 #
@@ -232,13 +232,13 @@ if predictions.reveal("second", ", ".join(f"{name} {n}" for name, n in planned[1
     print("step 1 gave a new token to:", *[result.request_id for result in given[1]])
 
 # %% [markdown]
-# B has read 6 of its 7 prompt tokens, a *chunk* of its prompt. It gets no new token: token 7 of its prompt is already
-# known. Only a request whose known tokens are all computed gets a new token.
+# B has read a *chunk* of its prompt, 6 of 7 tokens. After token 6 the model could only guess token 7, and the prompt
+# gives us token 7. So nothing is sampled. Only a request whose known tokens are all computed gets a new token.
 #
-# Now watch a longer run. D and E come too, and there are only two places. The explorer runs the real engine, and draws
-# what the engine recorded. Each box of the upper part has the number of tokens that a request ran in a step. Below
-# it are the budget of the step, and the numbers of your rule: known, computed, to run, budget left. Step through the
-# run with the buttons or the slider.
+# Now watch a longer run. D and E come too, and there are only two places. The explorer runs the real engine. Each
+# box of the upper part has the number of tokens that a request ran in a step. Below it are the budget of the
+# step, and the numbers of your rule: known, computed, to run, budget left. Step through the run with the buttons or the
+# slider.
 
 # %% tags=["figure-scheduler-explorer"]
 from tutorial_engine.viz import SchedulerExplorer
@@ -333,8 +333,11 @@ show_source(Scheduler.num_tokens_to_run)
 # %% [markdown]
 # `may_admit` says whether there is a place and some budget left. `admit` lets one request run, if budget and memory
 # have room for it, and returns whether it did. If not, the loop ends: nobody overtakes the first one in the queue.
-# Else a long request might wait for ever. The last line of `num_tokens_to_run` is your exercise 1. Only `cap` is new: it
-# limits what one request runs in a step, and is usually not set.
+# Else a long request might wait for ever.
+#
+# `num_new_tokens` is known − computed, and the last line of `num_tokens_to_run` is your exercise 1. The `if` with
+# `can_chunk` is for policies that never cut a prompt (prefill first, section 7). `cap` limits what one request runs in a
+# step, and is usually not set.
 
 # %% [markdown]
 # If memory runs out, a running request gives its memory back and waits again: it is *preempted*. Here each
@@ -349,7 +352,7 @@ from tutorial_engine.learn import box, in_vllm
 print(in_vllm())
 
 # %% [markdown]
-# The rule is the same there. Around it a few things differ:
+# The rule is the same there.
 #
 # <details><summary>What differs in vLLM</summary>Both loops stand in one long <code>schedule</code>.
 # <code>num_computed_tokens</code> moves on before the forward, in <code>_update_after_schedule</code>; ours moves on
@@ -446,7 +449,8 @@ one_request(run.trace, "C")
 # waits, or if its request runs nothing in this step.
 #
 # Static batching changes two methods. `batch` holds the prompts of the present batch (here each `group` is one
-# request). `isdisjoint` is True when none of these waits. When nobody of the batch waits or runs, the next `max_num_seqs` become the batch.
+# request). `isdisjoint` is True when none of the batch waits. When nobody of the batch waits
+# or runs, the next `max_num_seqs` become the batch.
 
 # %%
 from tutorial_engine.engine import OneByOne, PrefillFirst
@@ -509,11 +513,9 @@ places(shared) if chosen else None
 # step 0 the prompts of A and B fill the budget.
 #
 # Under static batching the first batch lasts as long as B, and about half of its places are wasted. The second lasts
-# as long as F. Nobody waits for its idle places, so they do not count here. In a server
-# somebody waits nearly always.
+# as long as F. Nobody waits for its idle places, so they do not count here.
 #
-# Now the times. *p50* is the value that half of the requests do not exceed, and *p95* the value that 19
-# of 20 do not exceed.
+# Now the times. Half of the requests are at or below *p50*, and 19 of 20 are at or below *p95*.
 
 # %%
 from tutorial_engine.engine import percentile
@@ -596,7 +598,7 @@ throughput_latency(curves, "TPOT", "requests at once (max_num_seqs)") if answere
 # 10 + 1 ms, and one with 16 lasts 10 + 16 ms. The measured ratio is a little more, because the rest of the prompts is
 # read between the first two tokens. The first doublings are cheap: two at once cost little and give nearly twice the
 # tokens. The last two printed lines compare that with the doubling from 8 to 16. A server is tuned by choosing a point on
-# such a curve. On the line of the large GPU a token costs 0.05 ms: there the TPOT hardly grows.
+# such a curve. On the line of the large GPU the TPOT hardly grows.
 
 # %%
 predictions.ask(
@@ -809,7 +811,8 @@ print(box("step_order"))
 #
 # 48 users come at random times (a *Poisson process*), with the prompts and lengths that you know. At most 8 run at once.
 # How many users per second can the engine serve? Count what one user costs when all 8 places are taken. A user takes part in
-# about 11.75 steps, one for each new token. The 10 ms of a step are shared by 8 users. And the user runs 17.4 tokens, 1 ms each:
+# about 11.75 steps, one for each new token. Eight users share the 10 ms of a step: 11.75 · 10 ms / 8 = 14.7 ms. And the user
+# runs 17.4 tokens, 1 ms each:
 
 # %%
 prompt, new = 6.67, sum(lengths) / len(lengths)  # tokens of a user, on average
@@ -935,8 +938,9 @@ tell("first come, first served")
 # holds the requests that wait. Each has `num_prompt_tokens` and `arrival`. Of equally short ones, the first to arrive
 # is next. Return one of them, and do not remove it.
 #
-# <details><summary>Hint</summary>A request knows its <code>num_prompt_tokens</code>. <code>min</code> takes
-# a function as its <code>key</code>.</details>
+# <details><summary>Hint</summary><code>min(words, key=len)</code> is the shortest word: <code>key</code> is a function,
+# and <code>min</code> compares what it gives. Of equal ones <code>min</code> keeps the first, and
+# <code>self.waiting</code> is in order of arrival here.</details>
 
 
 # %% tags=["exercise"]
@@ -1013,10 +1017,10 @@ tell(*three)
 # With a patience of 0.1 s only the longest wait is as promised. Requests come faster (one every 40 ms) than they are
 # served (70 ms each). So soon nearly everybody has waited for 0.1 s, and they are served in the order of arrival.
 #
-# First come, first served lets no short one go before L, and shortest first lets all twelve. In between, each short
-# one before L changes both numbers by an equal step. How large are the two steps? (Divide the differences in the table
-# by 12.) Start at 351 and 126. How many steps until the mean is at most 300, and how many before the TTFT of L is over
-# 600?
+# First come, first served lets no short one go before L, and shortest first lets all twelve. Each short one before L
+# makes the mean smaller by one fixed amount, and the TTFT of L larger by another. (Divide the differences in the table
+# by 12.) Start at 351 and 126. How many short ones until the mean is at most 300? How many may go before the TTFT of L
+# is over 600?
 
 # %%
 predictions.ask(
@@ -1048,7 +1052,7 @@ sweep(ends, {"TTFT": both}, axis, "ms", at_most=promised, steps=True) if chosen 
 
 # %% [markdown]
 # Your policy turns the number into a time. A short one takes 68 ms. So five of them go before L if its patience is above
-# 272 and up to 340 ms, and six if it is above 340 and up to 408 ms. Within a step of the picture nothing changes: L is
+# 272 and up to 340 ms, and six if it is above 340 and up to 408 ms. Along a flat part of the picture nothing changes: L is
 # asked only when a place is free. A patience of 0 is first come, first served. A very large one is shortest first. In
 # between, the mean falls and L pays for it. Set `patience` in your class to a value that keeps both promises, and run
 # its cells again: the line "fair" should say "kept" twice.
@@ -1114,7 +1118,7 @@ if predictions.reveal("zoo", {0: "none of them", 1: "one", 4: "all four"}[found_
 # - The neighbour's row: whoever is alone has no neighbour.
 # - The one generator: alone, a request makes all draws itself. In company the others draw in between.
 # - The whole budget: all tokens are right, always. Only the limit tells. A GPU whose memory is planned for 8 tokens a
-#   step may fail with "out of memory" there, on some busy day.
+#   step may fail with "out of memory" there.
 #
 # So test a scheduler with several requests, in chunks, and watch its limits.
 
@@ -1192,9 +1196,8 @@ for case, ratio in ratios.items():
 #
 # **Objective:** see that your rule is the rule of a real server.
 #
-# vLLM is an engine that serves many users on many GPUs. We recorded what its scheduler decided for random requests.
-# A new server gets the same requests and your `plan_step`, and we compare step by step. If a step differs, the first
-# one is printed.
+# We recorded what vLLM's scheduler decided for random requests. A new server gets the same requests and your
+# `plan_step`, and we compare step by step. If a step differs, the first one is printed.
 
 # %%
 from tutorial_engine.learn import others_beside_vllm
@@ -1207,9 +1210,10 @@ print(others_beside_vllm(model, tokenizer, lesson=3))
 server.beside_vllm()
 
 # %% [markdown]
-# The same decisions, from your few lines. A rule that looks nearly right does not get there: with those who wait in
-# front it is 212 steps, and r0, which decodes, stalls. vLLM's scheduler has 3,436 lines, because a server needs much more: pictures, adapters,
-# several machines, priorities. What it does when memory runs out is the subject of the next two notebooks.
+# The same decisions, from your few lines. With those who wait in front it is 212 steps: in step 1, r0 still has 2 tokens
+# of its prompt to run, but r1, which came later, takes the whole budget. vLLM's scheduler has 3,436
+# lines, because a server needs much more: pictures, adapters, several machines, priorities. What it does when memory
+# runs out is the subject of the next two notebooks.
 
 # %% [markdown]
 # ## What you can do now

@@ -118,13 +118,24 @@ def check_plan(function: Callable[[Work, Work, int, int], Mapping[str, int]]) ->
             raise CannotBe(f"it must return a dict, name -> tokens; got {answer!r}")
         return {name: whole_tokens(share) for name, share in answer.items()}
 
+    def place(running: Work, waiting: Work, budget: int, most: int) -> str:
+        return f"running {running}, waiting {waiting}, budget {budget}, at most {most}"
+
+    def call(function: Callable[..., object], *case: Any) -> object:
+        told = place(*case)  # before the function may change the lists
+        places_left = case[3] - len(case[0]) - len(case[1])
+        try:
+            return function(*case)
+        except IndexError as error:
+            why = "; there may be more free places than waiting requests" * (places_left > 0)
+            raise CannotBe(f"{told}: raised IndexError: {error}{why}") from error
+
     return judge(
         *("plan_step", function, right_plan, PLANS, PLAN_SLIPS),
         "plan_step: running first, then waiting, within both limits",
+        call=call,
         read=read,
-        where=lambda got, running, waiting, budget, most: (
-            f"running {running}, waiting {waiting}, budget {budget}, at most {most}: got {got}"
-        ),
+        where=lambda got, *case: f"{place(*case)}: got {got}",
         otherwise=_why_no_plan,
     )
 
@@ -144,6 +155,11 @@ def _why_no_plan(
         return "leave out who gets nothing"
     if strangers := sorted(shares.keys() - left.keys()):
         return f"there is no request {strangers[0]!r}"
+    if any(n < 0 for n in shares.values()):
+        return (
+            "a share is never negative: take from the budget what the request runs, not what it "
+            "has left"
+        )
     if beyond := [name for name, n in shares.items() if n > left[name]]:
         return f"{beyond[0]} has only {left[beyond[0]]} tokens left to run"
     if sum(shares.values()) > budget:
@@ -250,7 +266,8 @@ def check_budget(
         if (gap := longest_gap(budget + 1)) <= most:
             more = f"with {budget + 1} the longest gap is {gap:.0f} ms"
             raise CannotBe(f"{got}; {more}: that is short enough too")
-        return f"{budget} for {most:g} ms"
+        more = f" ({budget + 1} fits as well: only a rounding error puts it above {most:g} ms)"
+        return f"{budget} for {most:g} ms{more if gap <= most + 1e-6 else ''}"
 
     def run() -> Verdict:
         tried = ", ".join(budget_for(most) for most in GAPS)

@@ -159,15 +159,17 @@ class SchedulerRun:
         if waiting:
             found.append(f"{verb(waiting, 'waits', 'wait')}: {self.why_waiting(step)}")
         if stalled := self.doing("stalls", step):  # the one rule never does that
-            found.append(f"{verb(stalled, 'stalls', 'stall')}: {self._why_stalled()}")
+            found.append(f"{verb(stalled, 'stalls', 'stall')}: {self._why_stalled(step)}")
         if ended := self.ended(step):
             reasons = listed(dict.fromkeys(ended.values()))
             found.append(f"{verb(ended, 'ends', 'end')} with this step ({reasons})")
         return found
 
-    def _why_stalled(self) -> str:
-        prefills = self.trace.settings["policy"] == "PrefillFirst"
-        return "this step only prefills" if prefills else "the policy gave nothing"
+    def _why_stalled(self, step: int) -> str:
+        if self.trace.settings["policy"] == "PrefillFirst":
+            return "this step only prefills"
+        is_used_up = self.steps[step].num_tokens >= self.budget
+        return "no budget is left" if is_used_up else "the policy gave nothing"
 
     def ran(self, name: str, step: int) -> str:
         """What a step ran of a request: "B prefill 6 (1 left, no token yet)"."""
@@ -208,7 +210,7 @@ class SchedulerRun:
         if share.kind == "preempted":
             return "gives way: no memory is free"
         if not share.num_tokens:
-            return f"runs nothing: {self._why_stalled()}"
+            return f"runs nothing: {self._why_stalled(step)}"
         known = len(self.steps[step].planned.requests[name].token_ids)
         if left := self.to_run(name, step) - share.num_tokens:
             is_left = f"{left} of its {tokens(known)} {'is' if left == 1 else 'are'} not run yet"

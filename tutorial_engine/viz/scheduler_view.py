@@ -345,7 +345,7 @@ class _StepSheet(Sheet):
         self.text("table", MARGIN, top, f"requests in step {step}", 12, **BOLD)
         for what, x in COLUMNS.items():
             self.note(f"head.{what}", x, top, what, **CENTRE)
-        rule = "to run = known − computed; the budget left shrinks from one request to the next"
+        rule = "to run = known − computed; budget left = what was left when its turn came"
         self.note("head.rule", OUTCOME, top, rule)
         for i, name in enumerate(run.lives):
             base = top + 26 + ASKED * i
