@@ -200,7 +200,7 @@ def test_a_stale_block_gives_one_user_the_text_of_another(
 SEEN: dict[str, set[str]] = {
     "no bug": set(),
     "a taken block keeps its hash": {"small_pool", "found", "integrity"},
-    "hashes without the parent's": {"together"},
+    "a hash of own tokens only": {"together"},
     "found too early": {"together"},
     "a shared block is written": {"samples", "integrity"},
     "blocks are freed head first": {"found"},
