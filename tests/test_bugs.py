@@ -10,6 +10,7 @@ import torch
 from learners import PROMPT_IDS
 from tokenizers import Tokenizer
 from torch import Tensor
+from traces import words
 
 from tutorial_engine.cache.blocks import BlockManager
 from tutorial_engine.cache.paged import PagedKVCache
@@ -35,6 +36,7 @@ from tutorial_engine.model.batch import Batch
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 from tutorial_engine.sampling.params import SamplingParams
 from tutorial_engine.trace.events import Finished, Trace
+from tutorial_engine.viz.timeline_plots import timeline, timelines
 
 # -- notebook 01 ---------------------------------------------------------------------------------
 
@@ -200,7 +202,7 @@ def test_a_stale_block_gives_one_user_the_text_of_another(
 SEEN: dict[str, set[str]] = {
     "no bug": set(),
     "a taken block keeps its hash": {"small_pool", "found", "integrity"},
-    "hashes without the parent's": {"together"},
+    "a hash of own tokens only": {"together"},
     "found too early": {"together"},
     "a shared block is written": {"samples", "integrity"},
     "blocks are freed head first": {"found"},
@@ -280,3 +282,12 @@ def test_the_drama_is_one(model: Qwen3ForCausalLM, tokenizer: Tokenizer) -> None
     assert [tokens(trace) for trace in kept.values()] == [tokens(trace) for trace in runs.values()]
     patient, eager = (cost(trace) for trace in kept.values())
     assert eager.num_preemptions and eager.num_tokens < 1.2 * patient.num_tokens
+
+
+def test_a_legend_has_no_hatching_that_nobody_sees(
+    model: Qwen3ForCausalLM, tokenizer: Tokenizer
+) -> None:
+    runs = drama(model, tokenizer)
+    by_time, by_step = timelines(runs), timeline(runs["the first chunk fits"])
+    said = [{one.text for one in words(picture)} for picture in (by_time, by_step)]
+    assert ["preempted" in one for one in said] == [False, True]

@@ -216,7 +216,7 @@ WRONG = {
     "early": (bug(BUGS_03, "a half-read prompt answers"), ALONE + "after the last part only"),
     "neighbour": (bug(BUGS_03, "a neighbour's row is read"), TOGETHER + "of another request"),
     "budget": (bug(BUGS_03, "each request has the whole budget"), "^✘ a forward .* runs"),
-    "parent": (bug(BUGS_04, "hashes without the parent's", many_pages), TOGETHER + "found again"),
+    "parent": (bug(BUGS_04, "a hash of own tokens only", many_pages), TOGETHER + "found again"),
     "stale": (bug(BUGS_04, "a taken block keeps its hash", pages), TOGETHER + "found again"),
 }
 

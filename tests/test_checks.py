@@ -1407,6 +1407,48 @@ def free_and_forget(table: list[int], *rest: Any) -> None:
     rest[-1].update(dict.fromkeys(rest[-1]))
 
 
+def free_in_new_lists(
+    table: list[int], ref_cnt: Refs, free_queue: list[int], hashes: dict[int, Any]
+) -> None:
+    for block in reversed(table):
+        ref_cnt[block] -= 1
+        if ref_cnt[block] == 0 and hashes[block] is None:
+            free_queue = [block] + free_queue  # noqa: RUF005
+        elif ref_cnt[block] == 0:
+            free_queue.append(block)
+
+
+def free_up_to_a_shared_block(
+    table: list[int], ref_cnt: Refs, free_queue: list[int], hashes: dict[int, Any]
+) -> None:
+    for block in reversed(table):
+        if ref_cnt[block] > 1:
+            break
+        RIGHT["free"]([block], ref_cnt, free_queue, hashes)
+
+
+def free_what_it_holds_alone(
+    table: list[int], ref_cnt: Refs, free_queue: list[int], hashes: dict[int, Any]
+) -> None:
+    for block in reversed(table):
+        if ref_cnt[block] == 1:
+            RIGHT["free"]([block], ref_cnt, free_queue, hashes)
+
+
+def take_without_hash_first(free_queue: list[int], hashes: dict[int, Any], cached: Cached) -> int:
+    block = free_queue.pop(0)
+    if hashes[block] is not None:
+        hashes[block] = None
+        del cached[hashes[block]]
+    return block
+
+
+def take_by_block(free_queue: list[int], hashes: dict[int, Any], cached: Cached) -> int:
+    block = free_queue.pop(0)
+    del cached[block]
+    return block
+
+
 def take_cached_only(free_queue: list[int], hashes: dict[int, Any], cached: Cached) -> int:
     block = free_queue.pop(0)
     del cached[hashes[block]]
@@ -1465,6 +1507,16 @@ def find_by_begins(
 def find_by_number(tokens: list[int], size: int, hash_of: Function, cached: Cached) -> list[int]:
     first = cached[hash_of(None, tokens[:size])]
     return [cached[hash_of(first, tokens[size : 2 * size])]]
+
+
+def find_or_none(tokens: list[int], size: int, hash_of: Function, cached: Cached) -> Any:
+    found, last = [], None
+    for end in range(size, len(tokens), size):
+        last = hash_of(last, tokens[end - size : end])
+        if last not in cached:
+            return None
+        found.append(cached[last])
+    return found
 
 
 def find_and_remove(*case: Any) -> list[int]:
@@ -1888,7 +1940,10 @@ EXERCISES |= {
         FREE_SLIPS,
         [
             (free_in_a_new_list, "makes a new list that nobody else sees"),
-            (lambda table, *rest: RIGHT["free"](table[:4], *rest), "left ref_cnt"),
+            (lambda table, *rest: RIGHT["free"](table[:5], *rest), "left ref_cnt"),
+            (free_in_new_lists, "[3, 9, 2, 5] now, and the queue lacks them; `free_queue = ...`"),
+            (free_up_to_a_shared_block, "count down for [0, 1], too: a request gives its whole"),
+            (free_what_it_holds_alone, "count down for [0, 1], too: a request gives its whole"),
             (free_and_forget, "free changes no hash"),
             (
                 lambda t, c, queue, h: (
@@ -1904,6 +1959,8 @@ EXERCISES |= {
         [RIGHT["take"], take_by_popping, but("take", np.int64)],
         TAKE_SLIPS,
         [
+            (take_without_hash_first, "take the hash out of `cached` first"),
+            (take_by_block, "the keys of `cached` are hashes, not blocks"),
             (take_cached_only, "KeyError: None; block 5 has no hash"),
         ],
     ),
@@ -1913,6 +1970,11 @@ EXERCISES |= {
         FIND_SLIPS,
         [
             (find_with_hashes(lambda hash_of, *rest: hash_of(*rest)), "got 8 tokens in blocks"),
+            (
+                find_with_hashes(lambda hash_of, parent, seen: hash_of(seen, parent)),
+                "hash_of(parent, tokens) is given the tokens first",
+            ),
+            (find_or_none, "returns None at a miss: return what was found so far"),
             (find_by_number, "hash_of got 5 as the parent"),
             (find_and_remove, "find only looks"),
             (partial(find_by_begins, True), "no token is left to run"),

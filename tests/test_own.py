@@ -497,7 +497,7 @@ def test_open_exercises_and_a_missing_file_leave_the_package_in_place(
     cached: OwnEngine, tmp_path: Path
 ) -> None:
     missing = str(tmp_path / "01_none.ipynb")
-    open_ones = f"☐ the package's run for: {', '.join(IN_01)}"
+    open_ones = f"☐ these are still the package's: {', '.join(IN_01)}"
     why = f"there is no file {missing}, and no my_01.ipynb beside it"
     assert repr(bring(cached, missing)) == f"{open_ones} ({why})"
     why = "no exercise is done in my_01.ipynb; was it saved?"
@@ -552,7 +552,7 @@ def test_what_is_wrong_or_cannot_run_is_told_and_stays_out(
 
     said = repr(bring(cached, saved(tmp_path, True, spoil)))
     assert "✘ rope" in said and "'this is no Python' of my_01.ipynb raised SyntaxError" in said
-    assert said.endswith("☐ the package's run for: project, rope, layer")
+    assert said.endswith("☐ these are still the package's: project, rope, layer")
     assert set(cached.parts.own) == {"window_mask", "attention", "kv_head"}
 
 
@@ -570,7 +570,7 @@ def test_parts_of_all_earlier_notebooks_serve_in_the_engine(
     }
     for number, names in parts.items():
         for solved, mark in (
-            (False, "☐ the package's run for"),
+            (False, "☐ these are still the package's"),
             (True, f"✔ yours from my_{number}"),
         ):
             found = bring(server, saved(tmp_path, solved, of=number))

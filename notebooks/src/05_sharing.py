@@ -80,11 +80,12 @@ print(story)
 #
 # **Objective:** compute a beginning once for all requests that have it.
 #
-# Many requests begin with the same instructions or the same document. The **prefix cache** finds such
+# Many requests begin with the same instructions or document. The **prefix cache** finds such
 # beginnings. A **hash** is a short number computed from data: the same data always give
-# the same one, and two different texts almost never do. Each full block gets a hash, made of its tokens *and
-# of the hash of the block before it*. So a hash stands for all tokens from the start. A new request looks up
-# its hashes. A block that is there is a **hit**: the request takes it, and does not run its tokens again. The first **miss** ends the search.
+# the same one, and different texts almost never do. Each full block gets a hash, made of its tokens *and
+# of the hash of the block before it*. So it stands for all tokens from the start. A new request looks up
+# its hashes. One that is there is a **hit**: the request takes the block and does not run its tokens. One that is not
+# there is a **miss**, and ends the search.
 
 # %% jupyter={"source_hidden": true}
 from tutorial_engine.trace import Admitted
@@ -202,8 +203,8 @@ box("radix")
 # writes the K and V of all tokens of the step, and only then reads.</details>
 #
 # <details><summary>What if the forward fails?</summary>Then some layers may have written K and V, and others
-# not. So the hashes of this step are taken back. A runs these tokens again. If A was cancelled, the request that
-# found these blocks runs the tokens.</details>
+# not. So the hashes of this step are taken back. The request that was computing the tokens runs them again. If it was
+# cancelled, the request that found these blocks runs them.</details>
 #
 # <details><summary>What if two requests compute the same block?</summary>Both get the same hash. The first one is found; when
 # it is evicted, the second one is found.</details>
@@ -237,8 +238,8 @@ predictions.ask(
 )
 
 # %% tags=["figure-queue"]
-pool_of_7, once = make_engine(make_pages(num_blocks=7)), SamplingParams(max_tokens=1)
-pool_of_7.add_request("A", ids_a[:12], once)
+pool_of_7 = make_engine(make_pages(num_blocks=7))
+pool_of_7.add_request("A", ids_a[:12], SamplingParams(max_tokens=1))
 pool_of_7.run()
 order = " ".join(map(str, pool_of_7.memory.blocks.free_queue))
 chosen = predictions.reveal("queue", order)
@@ -249,10 +250,11 @@ block_view(pool_of_7.trace.trace(), step=0, labels=labels) if chosen else None
 # blocks. Then C comes, whose first 12 tokens are A's:
 
 # %% tags=["figure-evicted"]
-pool_of_7.add_request("B", prompts[1] + prompts[0] + prompts[2][:2], SamplingParams(max_tokens=2))
-pool_of_7.run()
-pool_of_7.add_request("C", ids_a[:13], once)
-pool_of_7.run()
+pool_of_7 = make_engine(make_pages(num_blocks=7))
+ids_new = prompts[1] + prompts[0] + prompts[2][:2]
+for name, ids, n in (("A", ids_a[:12], 1), ("B", ids_new, 2), ("C", ids_a[:13], 1)):
+    pool_of_7.add_request(name, ids, SamplingParams(max_tokens=n))
+    pool_of_7.run()
 print("tokens found by each of them:", found_by(pool_of_7))
 block_view(pool_of_7.trace.trace(), step=1, labels=labels)
 
@@ -297,7 +299,7 @@ from tutorial_engine.learn import check_free
 server.use(free, check_free)
 
 # %% [markdown]
-# ## 3 · How can she know of the coat?
+# ## 3 · How can the answer know of the coat?
 #
 # **Objective:** explain an answer that cannot be right.
 #
@@ -371,7 +373,7 @@ run = server.serve([anna, tom, anna], SamplingParams(max_tokens=28), **one_by_on
 # Which test finds this bug? We plant five:
 #
 # - a taken block keeps its hash: the bug above;
-# - hashes without the parent's: a hash stands for one block only;
+# - a hash of own tokens only: the block before is left out;
 # - found too early: a block is found now, but its K and V are written in a later step;
 # - a shared block is written: two answers to one prompt write to it;
 # - blocks are freed head first.
@@ -605,14 +607,15 @@ box("swap")
 #
 # **Objective:** see *thrash*, and what prevents it.
 #
-# A prompt may run in chunks, and it takes its blocks chunk by chunk. The package admits a request if there is room for the
-# whole prompt. A second rule asks only for room for the first chunk. Here both rules serve these requests:
+# A prompt may run in chunks, and takes its blocks chunk by chunk. The package admits a request if there is room for the
+# whole prompt. A second rule asks only for room for the first chunk. Both serve these requests:
 #
 # | setting | value |
 # |---|---|
 # | pool | 100 blocks of 4, no prefix cache |
-# | new tokens of each of the users A to D | 32 |
-# | prompt of E, the last to come | 387: it fits only when the others are done |
+# | prompts of users A to D | 10, 7, 11 and 15 |
+# | new tokens of each | 32 |
+# | prompt of E, the last to come | 387: fits only when the others are done |
 # | first chunk of E | 256 |
 
 # %%
@@ -638,9 +641,12 @@ if chosen:
 timelines(rules, title="The same requests under two rules of admission") if chosen else None
 
 # %% [markdown]
-# Under the second rule, E is admitted and runs its first chunk. In the next step its second chunk finds no room. E is the
-# last of those that run, so it is preempted itself. Then it is admitted again. In every second step the users wait for
-# a chunk that is thrown away: this is *thrash*. Under the first rule, E simply waits until they are done.
+# Under the second rule, E runs its first chunk. In the next step its second chunk finds no room. E is the
+# last of those that run, so it is preempted itself. Then it is admitted again. A wide bar is a slow step: A's decode
+# waits for E's chunk, which is thrown away. This is *thrash*. Under the first rule, E waits until they are done.
+#
+# E's first chunk takes 64 of the 100 blocks, so 36 are left. The users fill all 36 in step 24, and need 39 in
+# step 26. So E comes in the steps 0, 2, … 24: 13 times.
 #
 # The runs above have no prefix cache. This is the second rule with one:
 
@@ -651,9 +657,9 @@ for one in when_full(kept):
     print(f"{one.request_id} had {one.num_tokens}, finds {one.num_found}")
 
 # %% [markdown]
-# (264, not 256: the text of E begins like that of A, so E found 8 tokens at once.) What E finds needs room, too. “Found + next chunk” is now its whole prompt, so the second rule asks for as much as the
-# first one, and E waits. In the meantime the users took some of its blocks, so it does not find all of its tokens. If
-# they took many more, it could thrash again.
+# (264, not 256: the text of E begins like that of A, so E found 8 tokens at once.) What E finds needs room, too. It finds 232 tokens, and the other 155 fit into one chunk. So the second rule asks for
+# room for all 387, like the first one, and E waits. In the meantime the users took some of its blocks, so it does not
+# find all 264. If they took many more, it could thrash again.
 
 # %%
 box("admission")
@@ -691,7 +697,7 @@ timeline(run.trace)
 
 # %% [markdown]
 # The ledger of notebook 02 has grown. A path is right (✔) if its greedy tokens are those without
-# a cache, and its logits differ by at most 1/10,000 of the largest one. “yours” is your server:
+# a cache, and its logits differ by at most 1/10,000 of the largest one. The last path is your server:
 
 # %% jupyter={"source_hidden": true}
 from transformers import AutoModelForCausalLM, logging
@@ -709,10 +715,10 @@ groups = {
     "pages read in place": in_place_paths(model),
     "transformers": {"transformers": loop_path(lambda n: run_transformers(theirs))},
     "vLLM": {"vLLM 0.32, recorded here": vllm_path},
-    "yours": {"yours": server.path()},
 }
 
 # %% jupyter={"source_hidden": true}
+groups["yours" if server.parts.own else "the package's parts"] = {"server": server.path()}
 paths = {name: path for group in groups.values() for name, path in group.items()}
 rows = {row.path: row for row in ledger(paths, prompts, num_tokens=12)}
 for name, group in (groups | {"all": paths}).items():
@@ -721,8 +727,8 @@ for name, group in (groups | {"all": paths}).items():
 # %% [markdown]
 # The same tokens are not yet the same decisions. Two runs of vLLM 0.32 were recorded in which memory is too small. Now
 # `server` serves the same requests with your parts. A step has vLLM's *plan* if it runs as many tokens of each request,
-# finds as many (for requests that come for the first time) and preempts the same ones. It is vLLM's if also the blocks are
-# the same. (If vLLM's block 5 is our block 0 once, it must be so in every step.)
+# finds as many (for requests that come for the first time) and preempts the same ones. The step counts as vLLM's if the
+# blocks correspond, too. (If vLLM's block 5 is our block 0 once, it must be so in every step.)
 #
 # First, two other functions `free`. They put all blocks at the end of the queue, those without a hash as well:
 
@@ -735,7 +741,7 @@ print(others_beside_vllm(model, tokenizer, lesson=5))
 # All tokens are right. Tail first, even the plan is always the same, and only other blocks are taken. Head first,
 # some steps have another plan. After one wrong block, the blocks rarely fit again.
 #
-# In the second run, no block is free before step 41. Three requests run. These are their blocks, in the order of admission.
+# In the second run, no block is free at the end of step 40. Three requests run. These are their blocks, in the order of admission.
 # (They are vLLM's numbers minus 1: a request of vLLM never gets its block 0.)
 
 # %% jupyter={"source_hidden": true}
@@ -760,6 +766,8 @@ chosen = predictions.reveal("full", after["free_blocks"])
 server.beside_vllm(show_step=41) if chosen else None
 
 # %% [markdown]
+# The numbers differ, but the blocks correspond: 9 is always our 0, 7 our 1, 4 our 4.
+#
 # r4 came last, so it gives way. Blocks 9 and 7 are still in other tables, so three of its five blocks become free. r1 takes
 # one of them: the last of r4's table.
 

@@ -29,6 +29,12 @@ FREE_CASES = (  # a table, ref_cnt, the free queue, hashes
         [7, 8],
         {5: "a", 2: "b", 9: None, 3: None},
     ),
+    (
+        [0, 1, 2, 3, 4],  # the example in the text
+        {0: 2, 1: 1, 2: 1, 3: 1, 4: 1},
+        [7, 8],
+        {0: "a", 1: "b", 2: "c", 3: None, 4: None},
+    ),
 )
 FREE_SLIPS: Slips = slips_of(
     right_free,
@@ -49,6 +55,8 @@ FREE_SLIPS: Slips = slips_of(
         nobody can find the blocks without a hash, so they are taken first: put them in front of all
     without + free_queue + with_hash → without[::-1] + free_queue + with_hash
         in front, too, the last block of the table comes first
+    without + free_queue + with_hash → sorted(without) + free_queue + with_hash
+        in front, too, the order is that of the table, from its end, and not that of the numbers
     without + free_queue + with_hash → with_hash + free_queue + without
         the two groups are exchanged: blocks without a hash go to the front, the others to the end
     without + free_queue + with_hash → gone + free_queue
@@ -87,6 +95,26 @@ def _freed(
     return [queue, [ref_cnt.get(block) for block in held], hashes]
 
 
+def _why_freed(got: list[Any], want: list[Any], table: list[int], ref_cnt: dict[int, int]) -> str:
+    """What is wrong with hashes, counts or the queue; "" if only the order in the queue is."""
+    queue, counts, hashes = got
+    if hashes != want[2]:
+        return "free changes no hash: a free block can be found until somebody takes it"
+    left = [block for block, n in zip(table, counts, strict=True) if n == ref_cnt[block]]
+    if left:
+        return (
+            f"count down for {left}, too: a request gives its whole table back, also a block that "
+            "another holds, and the blocks after it"
+        )
+    lacking = [block for block in want[0] if block not in queue]
+    if lacking and counts == want[1]:
+        return (
+            f"nobody holds {lacking} now, and the queue lacks them; `free_queue = ...` makes a new "
+            "list that nobody else sees: change free_queue in place"
+        )
+    return ""
+
+
 def check_free(free: Part) -> Verdict:
     """Check free(table, ref_cnt, free_queue, hashes): by hand, then beside our BlockManager."""
 
@@ -108,10 +136,9 @@ def check_free(free: Part) -> Verdict:
         "free: queue and cache are always as the package has them",
         call=_freed,
         where=where,
-        otherwise=lambda got, want, table, *_: (
-            "free changes no hash: a free block can be found until somebody takes it"
-            if got[2] != want[2]
-            else f"expected ref_cnt {counts_of(table, want)} and the queue {want[0]}"
+        otherwise=lambda got, want, table, ref_cnt, *_: (
+            _why_freed(got, want, table, ref_cnt)
+            or f"expected ref_cnt {counts_of(table, want)} and the queue {want[0]}"
         ),
         then=lambda: _first_difference(free, right_take),
     )
@@ -147,7 +174,14 @@ TAKE_SLIPS: Slips = slips_of(
 
 def _why(error: Exception) -> str:
     """What a KeyError of `take` means."""
-    return "the keys of `cached` are hashes, not blocks" * isinstance(error, KeyError)
+    if not isinstance(error, KeyError):
+        return ""
+    if error.args == (None,):
+        return (
+            "you set hashes[block] to None and then look up hashes[block]: take the hash out of "
+            "`cached` first"
+        )
+    return "the keys of `cached` are hashes, not blocks"
 
 
 def _taken(

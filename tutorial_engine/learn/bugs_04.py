@@ -34,7 +34,7 @@ class StaleBlocks(BlockManager):
 
 BUGS_04: Zoo = {
     "a taken block keeps its hash": (BlockManager, "forget", StaleBlocks.forget),
-    "hashes without the parent's": edited(
+    "a hash of own tokens only": edited(
         BlockManager, "hash_of", ("(parent or self._root)", "self._root")
     ),
     "found too early": edited(

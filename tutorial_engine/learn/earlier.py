@@ -73,7 +73,7 @@ class Brought(dict[str, Verdict]):
         lines += [repr(verdict) for verdict in self.values() if verdict.ok is False]
         left = [name for name in self.wanted if name not in right]
         if left:
-            lines.append(f"☐ the package's run for: {', '.join(left)}{self._why()}")
+            lines.append(f"☐ these are still the package's: {', '.join(left)}{self._why()}")
         return "\n".join(lines)
 
     def _why(self) -> str:

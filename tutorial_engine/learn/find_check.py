@@ -1,8 +1,9 @@
 """The check of the exercise on the prefix cache: what is found there."""
 
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from itertools import count
+from typing import Any
 
 from tutorial_engine.cache.blocks import BlockManager
 from tutorial_engine.learn.judge import Slips, judge, slips_of
@@ -80,18 +81,24 @@ def _hashes_for(size: int, num_tokens: int = MANY) -> HashOf:
     """
     hash_of, calls = BlockManager(1, size).hash_of, count(1)
 
-    def watched(parent: object, tokens: Iterable[int]) -> bytes:
-        token_ids = list(tokens)
+    def watched(parent: Any, tokens: Any) -> bytes:
         if next(calls) > 4 * num_tokens + 4:
             raise CannotBe(
                 "hash_of is called again and again, and the loop does not end: go on to the next "
                 "block"
             )
-        if parent is not None and not isinstance(parent, bytes):
+        is_hash = parent is None or isinstance(parent, bytes)
+        if not is_hash and (tokens is None or isinstance(tokens, bytes)):
+            raise CannotBe(
+                "hash_of(parent, tokens) is given the tokens first: the hash of the block before "
+                "comes first"
+            )
+        if not is_hash:
             raise CannotBe(
                 f"hash_of got {parent!r} as the parent; that is the hash of the block before "
                 "(what hash_of gave for it), or None for the first block"
             )
+        token_ids = list(tokens)
         if len(token_ids) > size:
             raise CannotBe(
                 f"hash_of got {len(token_ids)} tokens in blocks of {size}; give it the tokens of "
@@ -128,6 +135,11 @@ def _random_cases(count: int) -> list[Case]:
     return cases
 
 
+def _has_miss(tokens: Tokens, size: int, known: dict[Tokens, int]) -> bool:
+    ends = range(size, len(tokens), size)
+    return any(tokens[:end] not in known for end in ends)
+
+
 def _found(find: Find, tokens: Tokens, size: int, known: dict[Tokens, int]) -> object:
     cached = _cached(known, size)
     try:
@@ -137,6 +149,8 @@ def _found(find: Find, tokens: Tokens, size: int, known: dict[Tokens, int]) -> o
             raise
         message = "KeyError: there is no such hash in `cached`, which is the first miss"
         raise CannotBe(message) from error
+    if answer is None and _has_miss(tokens, size, known):
+        raise CannotBe("it returns None at a miss: return what was found so far")
     if answer is not None and cached != _cached(known, size):
         raise CannotBe("`cached` has changed; find only looks")
     found = listed(answer)

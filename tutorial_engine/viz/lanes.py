@@ -36,6 +36,7 @@ WORDS = {  # kind -> its number in the legend, what it means
     "stalls": ("", "stalls: admitted, but no tokens in this step"),
     "preempted": ("", "preempted"),
 }
+HATCH = 4.0  # pixels: a narrower box shows no hatching
 FEW = 4  # requests that may each say how they ended, if all of them ended in the same way
 
 
@@ -93,6 +94,7 @@ class LaneStyle(NamedTuple):
     words: Mapping[str, int]  # kind -> 2: its word and its number are written, 1: the number, 0: no
     edge: float  # the outline of a box
     usual: str  # how most requests ended: the legend says it for all of them; empty: each says it
+    is_hatched: bool  # is a box of one that is preempted wide enough to show its hatching?
 
     @classmethod
     def of(cls, drawn: Sequence[tuple[Rows, Axis]], tall: float) -> "LaneStyle":
@@ -119,7 +121,9 @@ class LaneStyle(NamedTuple):
         ends = Counter(life.ending for run, _ in drawn for life in run.lives if life.ending)
         usual, count = ends.most_common(1)[0] if ends else ("", 0)
         narrowest = min((wide for _, wide in boxes), default=9.0)
-        return cls(words, 1.2 if narrowest > 8 else 0.6, usual if count > FEW else "")
+        edge = 1.2 if narrowest > 8 else 0.6
+        preempted = (wide for share, wide in boxes if share.kind == "preempted")
+        return cls(words, edge, usual if count > FEW else "", max(preempted, default=0.0) >= HATCH)
 
 
 def _box_width(span: tuple[float, float]) -> float:
@@ -236,6 +240,8 @@ def lane_legend(
     seen = {share.kind for life in lives for share in life.shares.values()}
     if by == "time" and any(life.arrival < (life.first_scheduled or 0.0) for life in lives):
         seen.add("waits")
+    if not style.is_hatched:  # a sample that nobody finds in the lanes
+        seen.discard("preempted")
     marks: dict[str, Mark] = {}
     for kind, (number, words) in WORDS.items():
         if kind in seen:
