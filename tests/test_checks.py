@@ -1387,9 +1387,8 @@ def blocks_of_the_package(*case: int) -> int:
     return num_blocks_in(budget, spec, size)
 
 
-def slots_and_clear(table: list[int], size: int, num_tokens: int) -> Tensor:
+def slots_as_tensor(table: list[int], size: int, num_tokens: int) -> Tensor:
     p, blocks = torch.arange(num_tokens), torch.tensor(table)
-    table.clear()  # it is a copy
     return blocks[p // size] * size + p % size
 
 
@@ -1905,7 +1904,7 @@ EXERCISES |= {
     "slots": Exercise(
         c4.check_slots,
         [
-            *(RIGHT["slots"], slots_and_clear, but("slots", partial(np.array, dtype=int))),
+            *(RIGHT["slots"], slots_as_tensor, but("slots", partial(np.array, dtype=int))),
             lambda table, s, n: [b * s + i for b in table for i in range(s)][:n],
         ],
         c4.SLOTS_SLIPS,
@@ -1914,6 +1913,7 @@ EXERCISES |= {
             (lambda t, s, n: [t[p // s] for p in range(n)], "slot 12, not 3"),
             (lambda t, s, n: [t[p % s] * s + p // s for p in range(n)], "index is p // block_size"),
             (lambda *case: iter(RIGHT["slots"](*case)), "put list(...) around it"),
+            (lambda t, *sizes: (RIGHT["slots"](t, *sizes), t.append(0))[0], "only read the req"),
         ],
     ),
     "allocate": Exercise(

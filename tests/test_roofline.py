@@ -365,8 +365,9 @@ def test_what_fits_is_counted_in_whole_pages() -> None:
     assert made.kv_bytes_per_request == 20 * each
     left = 900_000 - 2 * made.sizes.num_parameters
     pages = left // (16 * each)
-    assert made.kv_bytes == left and made.num_tokens == 16 * pages
+    assert made.kv_bytes == left and made.num_pages == pages
     assert made.concurrency == pages / 2  # 20 tokens need two pages of 16
+    assert made.num_tokens == 20 * pages // 2
     assert made.num_requests == pages // 2
     wider = plan(Sizes.from_json(changed()), dtype=torch.float32)
     assert wider.kv_bytes_per_token == 2 * each and wider.weight_bytes == 2 * made.weight_bytes

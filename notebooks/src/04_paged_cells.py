@@ -86,7 +86,7 @@ if predictions.reveal("waste", (most >= 60) + (most > 150)):
 # Where rows have different lengths, gaps between them can be too short for the next request: *external
 # fragmentation*. On a GPU, the memory for K and V decides how many requests can run at once, so both cost users. Kwon
 # et al. ("PagedAttention", SOSP 2023) measured that between a fifth and two fifths of this memory held tokens in the
-# engines of that time. (They count room that is filled later separately.) You build now what they proposed.
+# engines of that time. You build now what they proposed.
 
 # %% [markdown]
 # ## 2 · Blocks for a budget
@@ -127,16 +127,16 @@ server.use(num_blocks, check_num_blocks)
 # request gets when it is alone. Below, your function decides how many blocks the pool has. Without `memory_bytes` it
 # has 12.
 #
-# The parts `find`, `free`, `take` and `slots_for` are the subject of notebook 05. Here the package's versions of them
-# run.
+# You write the parts `find`, `free`, `take` and `slots_for` in notebook 05. Here the package's run.
 
 # %%
 run = server.serve(PROMPTS, params, memory_bytes=200_000)
 print("the pool has", run.trace.settings["num_blocks"], "blocks")
 
 # %% [markdown]
-# When vLLM starts, it prints two numbers about its pool (vLLM 0.32 in one line). The first is how many tokens the
-# pool holds. The second is how many requests of the greatest allowed length fit into it.
+# When vLLM starts, it prints two numbers about its pool. The first is how many tokens fit if
+# every request has the greatest allowed length (here that is the whole pool). The second is how many such requests
+# fit.
 
 # %%
 predictions.ask(
@@ -200,7 +200,7 @@ run = server.serve(PROMPTS, params)
 
 # %% [markdown]
 # Your map now says where K and V are read. The engine calls it for each new table, and again when a table grows. That
-# happened 6 times: A, B and C began with 3, 2 and 1 blocks, and each took one more.
+# happened 6 times: there were 3 new tables, and each grew once.
 #
 # <details><summary>The same memory, seen with five axes</summary><code>small.pages()[0].shape</code> is [layers, blocks,
 # K/V heads, block size, head_dim]. It is a view: nothing is copied. The package's map is
@@ -283,9 +283,10 @@ run = server.serve(PROMPTS, params)
 # %% [markdown]
 # Your function gave a slot to each token that ran. In vLLM and in our `Batch` these slots are the `slot_mapping`:
 # where a step writes. The block table says where it reads. The engine compares each slot with the one of its own
-# block manager. If they differ, it says so, and runs the package's `allocate`. When no block is free, somebody has to
-# give blocks back (notebook 05).
-#
+# block manager, the part that keeps tables and free blocks. If they differ, it says so, and runs the package's
+# `allocate`. When no block is free, somebody has to give blocks back (notebook 05).
+
+# %% [markdown]
 # The explorer runs the same three requests, with 6 new tokens each. Which lines cross, and why? Step back and watch
 # the tables grow. Then change the block size. (With 1 or 2 the 12 blocks are too few, and some requests must give
 # theirs back, as in notebook 05.)
@@ -301,7 +302,8 @@ pages_explorer
 
 # %% [markdown]
 # The lines of different requests cross, because each takes the next free block when it needs one. **Try it.** What is
-# the largest block size at which C still takes a second block?
+# the largest block size at which C still takes a second block? Read the line above the picture, too: a block that is
+# taken in the last step is given back in that step, so it is not drawn.
 #
 # <details><summary>Answer</summary>7. C runs its 3 prompt tokens and 5 of the 6 new ones, which are 8. The last new
 # token never runs.</details>
@@ -311,7 +313,7 @@ pages_explorer
 #
 # **Objective:** see what the new map is worth.
 #
-# Here are both runs on the same axes. On pages, only open blocks have internal fragmentation, and any free block fits
+# On pages, only open blocks have internal fragmentation, and any free block fits
 # any request: there is no external one.
 
 # %% tags=["figure-rows-and-pages"]
@@ -363,10 +365,10 @@ users_at_once({"rows": few, "pages": many}) if chosen else None
 # Three times as many users are served at once, and the last answer comes after a third of the steps. A row reserves
 # 64 slots for a user. But a user runs at most 8 + 11 = 19 tokens, so 5 blocks: 12 · 5 = 60 of the 64 blocks. If every
 # user needed 64 slots, pages would gain nothing. (In the picture colours repeat: read the letters.)
-
-# %% [markdown]
-# On the virtual clock a step pays for each of its tokens, so the gain in time is smaller: 342 ms against 582 ms. On a
-# GPU a decode step mostly reads weights (notebook 02), so there the gain is nearer to that in steps.
+#
+# <details><summary>And in time?</summary>On the virtual clock a step pays for each of its tokens, so the gain is smaller:
+# 342 ms against 582 ms. On a GPU a decode step mostly reads weights (notebook 02), so there the gain is nearer to that
+# in steps.</details>
 
 # %% [markdown]
 # ## 6 · Attention that reads the pages in place
@@ -387,10 +389,10 @@ print("the pool has", storage.num_slots, "slots,", storage.num_bytes // 1024, "K
 # %% [markdown]
 # But paging does not mean copying. *PagedAttention* is the name of an attention that reads each block where it lies.
 #
-# How does it make a softmax over all tokens? It could keep the scores of all tokens, as the first kernel of vLLM did.
-# But for a long context, or for many queries at once, they no longer fit into the chip's fast memory. A **running**
-# softmax (also: *online* softmax) keeps only two numbers and one vector for a query. FlashAttention is built on it,
-# and so is your exercise.
+# How does it make a softmax over all tokens? It could keep the scores of all tokens, as the first *kernel* of vLLM did
+# (a kernel is a small program that runs on the GPU).
+# But for a long context they no longer fit into the chip's fast memory. A **running** softmax (also: *online* softmax)
+# keeps only two numbers and one vector for a query. FlashAttention is built on it, and so is your exercise.
 
 # %% [markdown]
 # In fp32 exp(89) is infinite. So a softmax subtracts the largest score from all scores. Here the scores come block by
@@ -453,8 +455,8 @@ server.use(block_attention, check_block_attention)
 run = server.serve(PROMPTS, params)
 
 # %% [markdown]
-# From now on `server` attends in place. Your function is called for each query, head and layer. Here is the loop of
-# the package's version, for all heads and all new tokens at once. Find your own lines in it. `by_kv_head` puts the
+# From now on `server` attends in place. Your function is called for each query, head and layer. Here is
+# the package's loop, for all heads and all new tokens at once. Find your own lines in it. `by_kv_head` puts the
 # query heads that share a K/V head together. `bmm` is `@` for all K/V heads at once. The mask is new: it keeps a new
 # token from seeing later ones.
 
@@ -511,22 +513,25 @@ for name, backend in ways.items():  # measured here
     print(f"{name:15} {1000 * decode_seconds(backend):6.1f} ms for a decode step")
 
 # %% [markdown]
-# On a CPU the loop is the slowest. Each turn starts several PyTorch operations for one small block, and starting them
-# costs more than the copy that was saved. The version for many blocks starts fewer, and gathering the fewest. So our
-# engine gathers unless it is told otherwise.
+# On a CPU the loop is the slowest. Each turn starts several PyTorch operations for one small block, and that costs more
+# than the copy that was saved. Gathering starts the fewest. So our engine gathers unless it is told otherwise.
 #
-# [Appendix A2](appendix/A2_on_a_gpu.ipynb) has runs on a GPU. There, rows that are read in place gave one and a half
-# times as many tokens a second as pages that are copied. But two things differ between these runs, the map and the
-# copy, so we do not know which of the two gained it.
+# <details><summary>And on a GPU?</summary>
+#
+# [Appendix A2](appendix/A2_on_a_gpu.ipynb) has such runs. There, rows that are read in place gave one and a half times as
+# many tokens a second as pages that are copied. But these runs differ in two things, the map and the copy. So they do
+# not say which of the two gained it.
+#
+# </details>
 
 # %% [markdown]
-# On a GPU this is what *kernels* are for. One kernel runs the whole loop on the chip: it reads the block table
+# On a GPU this is what kernels are for. One kernel runs the whole loop on the chip: it reads the block table
 # itself, loads a block, keeps m, l and acc in *registers* (the chip's fastest memory), and writes nothing but the
 # output. *FlashAttention* is this loop as a kernel, and vLLM calls it on its pages. It loads a block of keys once,
 # and uses it for several queries. Cutting one long context into parts and merging their sums is called *split-KV* or
 # *Flash-Decoding*.
 #
-# <details><summary>The same loop as a kernel, in the manner of Triton (text only: it does not run here)</summary>
+# <details><summary>The same loop as a kernel, in the manner of Triton, which turns Python into kernels (text only: it does not run here)</summary>
 #
 # ```python
 # @triton.jit
@@ -614,7 +619,7 @@ if predictions.reveal("cell", f"cell {cell}: {seen}"):
 #
 # ### Exercise 5: who sees what? (5 minutes)
 #
-# Find the cells that a token may look at: those of its own sequence, up to its own position.
+# Find the cells that a query may see.
 #
 # <details><summary>Hint</summary>A cell must be used, <code>seq_id</code> must be one of its owners, and its
 # position must be at most <code>pos</code>.</details>
@@ -646,18 +651,21 @@ for event in run.trace.events:
         print(f"step {event.step}: {event.request_id} gives all its cells back")
 
 # %% [markdown]
-# The two answers of a request (`n=2`) share its prompt cells but one. Each second answer (`A.1`, `B.1`, `C.1`) needs
-# logits of its own, so it runs the last prompt token again, in its own cell. The six answers need more than 28 cells.
-# So four of them give all their cells back, B's second answer even twice. They start again later, without sharing. So
-# C's first answer has a TPOT of 25.2 ms.
+# The two answers of a request (`n=2`) share all its prompt cells except the last. In our engine each second answer
+# (`A.1`, `B.1`, `C.1`) runs the last prompt token again, in a cell of its own, to get a row of logits.
 #
-# Our engine gathers the visible cells, sorted by position. llama.cpp gathers nothing: its attention reads all cells
-# up to the last used one, as they lie. Cells not in your list get weight 0. The order does not matter, because RoPE
-# is in each key.
+# The six answers need more than 28 cells. So four of them give all their cells back, B's second answer even twice.
+# Later each of them runs all its tokens again, in cells of its own. C's first answer waits for this between two of
+# its tokens: that is why its TPOT is 25.2 ms.
 
 # %% [markdown]
-# In the explorer you change cells by hand, and the real model runs on them. Its operations have the names of
-# llama.cpp. `seq_cp` shares cells: it adds an owner, and copies nothing (in one table). `seq_rm` takes an owner away,
+# Our engine gathers the visible cells, sorted by position. llama.cpp gathers nothing: its attention reads all cells
+# up to the last used one (rounded up), as they lie. A mask gives weight 0 to those that the query may not see. The
+# order does not matter, because RoPE is in each key.
+
+# %% [markdown]
+# In the explorer you change cells by hand, and the real model runs on them. Its buttons have the names of llama.cpp's
+# operations. `seq_cp` shares cells: it adds an owner, and copies nothing (in one table). `seq_rm` takes an owner away,
 # and a cell without owners is free. The explorer opens at the end of a short story. Step back, and read what each
 # operation did.
 
@@ -689,8 +697,7 @@ if predictions.reveal("freed", {0: "none"}.get(len(freed), str(len(freed)))):
     print(cells)
 
 # %% [markdown]
-# **Try it.** Now do it in the explorer: choose operation `seq_rm` with seq 0, p0 0 and p1 −1 (to the end), and press
-# the button.
+# **Try it.** Now do it in the explorer: leave seq 0, p0 0 and p1 −1 (to the end), and press the button `seq_rm`.
 
 # %% [markdown]
 # ## 8 · The context is full
@@ -773,13 +780,13 @@ shift_picture(gaps, discard=6) if chosen else None
 # In every layer but the first, K and V are made from the output of the layer before. That layer had already read the
 # dropped tokens. The shift changes only the position of a key. So these K and V still depend on the dropped tokens.
 # How much does that matter? Here is the text that follows, once with the shift and once from a fresh run. The last
-# two examples differ only in what is forgotten.
+# three examples differ only in what is forgotten.
 
 # %%
 from tutorial_engine.lab import shifted_text
 
-took = [text + " Ben took the" for text in (PROMPTS[0], "Once upon a time Anna had a green hat.")]
-for text, discard in ((twenty, 6), (took[0], 10), (took[1], 10)):
+begins = (PROMPTS[0], "Once upon a time Anna had a green hat.", "Mia had a yellow duck.")
+for text, discard in ((twenty, 6), *((begin + " Ben took the", 10) for begin in begins)):
     told = shifted_text(model, tokenizer, text, discard, shift=own)
     print(f"forgotten: {told.forgotten!r}, kept: {told.kept!r}")
     print(f"  with the shift: {told.shifted!r}")
@@ -787,8 +794,9 @@ for text, discard in ((twenty, 6), (took[0], 10), (took[1], 10)):
     print(f"  {told.num_same} of {told.num_tokens} tokens are the same before the texts differ")
 
 # %% [markdown]
-# The texts differ from a fresh run, but what was forgotten does not come back: with a green hat in place of the red
-# kite the text after the shift is the same.
+# The texts differ from a fresh run. They do not repeat what was forgotten: the red kite and the green hat give the
+# same text. But it is not gone: with "Mia had a yellow duck." instead, the text is another one. The tokens that stayed
+# still depend on it.
 
 # %%
 box("context_shift")
@@ -800,6 +808,7 @@ box("context_shift")
 #
 # The cell table has one entry for each token, because position and owners are the same in every layer. But K and V
 # lie layer by layer. Why not everything of one token side by side? In the picture, a *piece* is memory without a gap.
+# Memory is read fastest in long pieces.
 # In one layer, K of a token is two numbers here, one for each head, and V is two more.
 
 # %% tags=["figure-layouts"]
@@ -812,7 +821,8 @@ layouts_picture(layouts(few_numbers), layer=1, token=1, num_tokens=5)  # the las
 # %% [markdown]
 # A forward reads K and V of one layer at a time. By token, every token is a piece of its own: 1000 tokens are 1000
 # pieces. By layer they stay 2, if they are neighbours; in scattered blocks of 16, up to 126, each of up to 16 tokens.
-# With heads first there are twice as many here. So by default the engines that we name keep the data by layer.
+# With heads first there are twice as many here. So by default vLLM, SGLang and llama.cpp keep the data by layer. (In
+# vLLM 0.32 on a GPU, K and V of a token lie side by side inside a layer's block.)
 #
 # Our pages and cells are as in the second row, our rows as in the third.
 
@@ -822,7 +832,7 @@ layouts_picture(layouts(few_numbers), layer=1, token=1, num_tokens=5)  # the las
 # **Objective:** choose a block size by what it costs.
 #
 # Cells, pages and rows are three maps over the same kind of storage. The block size is the dial between them: at one
-# end a cell for each token, at the other a row for each request. Of twelve requests, one comes every 20 ms. Eight
+# end a cell for each token, at the other a row for each request. Twelve requests come, one every 20 ms. Eight
 # begin with the same 8 tokens. All share 256 slots. Pages keep full blocks of earlier requests and use them again
 # (notebook 05). Cells and rows do not.
 
@@ -846,7 +856,7 @@ if chosen := predictions.reveal("dial", answer):
 dial(points) if chosen else None
 
 # %% [markdown]
-# **How to read it.** Begin with the left panel. Find the reasons in the others and in the table above them.
+# **How to read it.** Begin with the left panel. The others and the table show the reasons.
 #
 # - **Pages of 1 to 8** all need 573 ms: they run the same 273 tokens. The engine *finds* K and V of the common 8 tokens
 #   in blocks of an earlier request (notebook 05).
@@ -856,24 +866,23 @@ dial(points) if chosen else None
 # - **Rows** have room for four requests only.
 
 # %% [markdown]
-# Small blocks have a price: more *table entries*, and a context that more often lies in several pieces, which our
-# engine must *gather*. The virtual clock counts only forwards and tokens, so this price must be measured.
+# Small blocks have a price: more *table entries*, and a context in more pieces, which our engine must *gather*. The
+# virtual clock does not count this price, so it must be measured.
 #
-# **Why 16?** vLLM's default is 16 tokens in a block for ordinary models (some attention kernels need 32, 64 or 128),
-# and here pages of 8 and less are faster. But these requests have at most 64 tokens. The next cell takes hundreds. It
-# measures two durations per token: *bookkeeping* is the work of the block manager. *Reading* is the time to copy one
+# **Why 16?** On a GPU vLLM's default is 16 tokens in a block for ordinary models (some attention kernels need 32, 64
+# or 128), and here pages of 8 and less are faster. But these requests have at most 64 tokens. The next cell takes hundreds. It
+# measures two durations per token: *bookkeeping* is the work of the block manager. *Gathering* is the time to copy one
 # token's K, in one layer, out of scattered blocks.
 
 # %% tags=["nbval-ignore-output"] jupyter={"source_hidden": true}
 from tutorial_engine.lab import block_size_trade, trade_table
 
-print(trade_table(block_size_trade()))  # bookkeeping and reading are measured here
+print(trade_table(block_size_trade()))  # bookkeeping and gathering are measured here
 
 # %% [markdown]
 # From blocks of 1 to blocks of 16 most of the bookkeeping goes away, and only about 2 % of the slots are wasted.
 # Larger blocks save little more, and waste much more. From blocks of 2 on, gathering hardly depends on the size. Does
-# reading in place depend on it? This is the decode step of section 6 with other block sizes. (Small differences
-# between neighbours are noise.)
+# reading in place depend on it? This is the decode step of section 6 with other block sizes.
 
 # %% tags=["nbval-ignore-output"] jupyter={"source_hidden": true}
 sizes = (1, 4, 16, 64, 128)
@@ -887,7 +896,7 @@ for name, backend in ways.items():  # measured here
 # blocks of 16. So 16 is a compromise. Larger blocks mean fewer turns and less bookkeeping. Smaller blocks waste less,
 # and find more of a common beginning. In a kernel a turn starts no PyTorch operations, so small blocks cost less
 # there. SGLang's default is 1 where the attention kernel allows it (on Blackwell GPUs the default kernel makes it
-# 64). With 1, every common token is found, and nothing is wasted.
+# 64).
 
 # %% [markdown]
 # **Try it.** Now all twelve users begin with the same 10 tokens. At which block size are most tokens found and fewest
@@ -895,7 +904,7 @@ for name, backend in ways.items():  # measured here
 #
 # <details><summary>Answer</summary>At 1: eleven users find 10 tokens each, which is 110, and nothing is wasted. Blocks of 2
 # find 110 as well, but waste 3.1 slots on average. Blocks of 4 and 8 find 8 tokens each, which is 88. From 16 on nothing
-# is found: the 10 common tokens do not fill a block. Cells find nothing, because they have no prefix cache here. Their
+# is found: the 10 common tokens do not fill a block. Cells find nothing, because here nobody keeps cells of earlier requests. Their
 # waste is 2.1 and not 0: a prompt takes all its cells when it is admitted, and if it runs in chunks, some of them stay
 # empty for a step.</details>
 
@@ -914,24 +923,25 @@ dials
 #
 # **Objective:** compare your allocation with that of another engine, step by step.
 #
-# Two runs of vLLM 0.32 with the shipped model were recorded on a CPU: which blocks each request had in each step, and
-# how many were free. vLLM's attention on a CPU needs blocks of 32 tokens, so `server` has such blocks, too.
+# Two runs of vLLM 0.32 with the shipped model were recorded on a CPU: the blocks of each request in each step, and how
+# many were free. vLLM's attention on a CPU needs a multiple of 32 tokens in a block (128 by default). These runs
+# were recorded with 32, so `server` has such blocks, too.
 
 # %% [markdown]
-# Now `server` serves the same requests, on a pool of the same number of bytes. Your `num_blocks` turns the bytes into
-# blocks, and your `allocate` gives each new token its slot. If vLLM's block 9 is our block 0 once, it must be so in
+# Now `server` serves the same requests, with as many bytes. Your `num_blocks` turns the bytes into
+# blocks. Your `allocate` is asked for each new token, and must give the slot of the engine's block manager. If vLLM's block 9 is our block 0 once, it must be so in
 # every step. If your `slots` is wrong, the steps are the same and the answers are not. So the tokens are compared as
 # well.
 #
-# (vLLM never gives its block 0 to a request. So its block n is shown as n − 1. Attention is the package's here,
-# because it decides nothing.)
+# (vLLM never gives its block 0 to a request. So its block n is shown as n − 1.)
 
 # %%
 server.beside_vllm(show_step=1)
 
 # %% [markdown]
-# The last lines are the block tables of both engines. All four requests share their first block, 9 there and 0 here:
-# *finds* counts the tokens that lie there already (notebook 05).
+# The last lines are the block tables of both engines. The numbers differ because the free lists were in another order;
+# only the pattern counts. All four requests share their first block, 9 there and 0 here: *finds* counts the tokens
+# that lie there already (notebook 05).
 #
 # Here are two mistakes, each in a server of its own.
 
@@ -962,8 +972,8 @@ print(others_beside_vllm(model, tokenizer, lesson=4))
 #
 # ## What you can do now
 #
-# You can turn a memory budget into blocks, give a position its block, and find its slot. You read K and V where they
-# lie, with a running softmax. You can read a table of cells, and choose a block size by what it costs. In notebook 05
+# You can turn a memory budget into blocks, find the slot of a position, and read K and V where they lie, with a running
+# softmax. You can read a table of cells, and choose a block size by what it costs. In notebook 05
 # requests *share* blocks, memory gets full, and a bug lets one user read what another one wrote.
 
 # %%

@@ -1,7 +1,7 @@
 """Why 16? What small blocks cost in time, and large ones in memory.
 
 Requests of some hundred tokens, on the tables alone: no model runs. Waste and table entries are
-counted, bookkeeping and reading are measured on this machine.
+counted, bookkeeping and gathering are measured on this machine.
 """
 
 import random
@@ -15,20 +15,21 @@ from tutorial_engine.cache.blocks import BlockManager
 
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 HEADS, HEAD_DIM = 8, 64  # K of one layer and token: 2 KiB in fp32
-READ = 2048  # tokens of the context that is read
+READ = 2048  # tokens of the context that is gathered
 
 
 class Trade(NamedTuple):
     """One block size. Counted: `waste`, the share of the slots held that have no token, in percent;
     `entries`, a request's table, on average. Measured, in microseconds per token: `bookkeeping`
-    (admit, extend, commit, free), and `reading` K of a token in one layer through a shuffled table.
+    (admit, extend, commit, free), and `gathering`: copying K of a token in one layer, through a
+    shuffled table.
     """
 
     block_size: int
     waste: float
     entries: float
     bookkeeping: float
-    reading: float
+    gathering: float
 
 
 def block_size_trade(
@@ -43,7 +44,7 @@ def block_size_trade(
     lens = [(draw.randint(*prompt_lens), draw.randint(*output_lens)) for _ in range(num_requests)]
     requests = [(draw.choices(range(32_000), k=sum(pair)), pair[0]) for pair in lens]
     rounds = [
-        {size: (_bookkeeping(requests, size), _reading(size, draw)) for size in block_sizes}
+        {size: (_bookkeeping(requests, size), _gathering(size, draw)) for size in block_sizes}
         for _ in range(repeats)
     ]
     lengths = [sum(pair) for pair in lens]
@@ -54,8 +55,8 @@ def _trade(size: int, lengths: Sequence[int], runs: Sequence[tuple[float, float]
     entries = [-(-length // size) for length in lengths]
     held = size * sum(entries)
     waste = 100 * (held - sum(lengths)) / held
-    bookkeeping, reading = (1e6 * min(column) for column in zip(*runs, strict=True))
-    return Trade(size, waste, sum(entries) / len(entries), bookkeeping, reading)
+    bookkeeping, gathering = (1e6 * min(column) for column in zip(*runs, strict=True))
+    return Trade(size, waste, sum(entries) / len(entries), bookkeeping, gathering)
 
 
 def _bookkeeping(requests: Sequence[tuple[list[int], int]], size: int) -> float:
@@ -75,8 +76,8 @@ def _bookkeeping(requests: Sequence[tuple[list[int], int]], size: int) -> float:
     return (time.thread_time() - began) / sum(len(ids) for ids, _ in requests)
 
 
-def _reading(size: int, draw: random.Random) -> float:
-    """Seconds per token to read a context whose blocks lie anywhere in the pool."""
+def _gathering(size: int, draw: random.Random) -> float:
+    """Seconds per token to gather a context whose blocks lie anywhere in the pool."""
     num_blocks = max(1, READ // size)
     pool = torch.zeros(4 * num_blocks, size * HEADS * HEAD_DIM)
     table = torch.tensor(draw.sample(range(4 * num_blocks), num_blocks))
@@ -91,8 +92,8 @@ def _reading(size: int, draw: random.Random) -> float:
 
 def table(trades: Sequence[Trade]) -> str:
     """A line for each block size."""
-    lines = ["block size  waste %  table entries  bookkeeping, µs a token  reading, µs a token"]
-    for size, waste, entries, bookkeeping, reading in trades:
-        row = f"{size:10}{waste:9.1f}{entries:15.0f}{bookkeeping:25.2f}{reading:21.2f}"
+    lines = ["block size  waste %  table entries  bookkeeping, µs a token  gathering, µs a token"]
+    for size, waste, entries, bookkeeping, gathering in trades:
+        row = f"{size:10}{waste:9.1f}{entries:15.0f}{bookkeeping:25.2f}{gathering:23.2f}"
         lines.append(row)
     return "\n".join(lines)

@@ -1,6 +1,7 @@
 """What vLLM logs when it has made its pool, said of our memories.
 
-Two numbers: how many tokens have room, and how many requests of the greatest length fit at once.
+Two numbers: how many tokens fit if every request has the greatest length, and how many such
+requests fit at once.
 """
 
 from tutorial_engine.cache.memory import KVMemory
@@ -17,9 +18,10 @@ def max_concurrency(memory: KVMemory, max_model_len: int) -> float:
 
 
 def pool_log(memory: KVMemory, max_model_len: int) -> str:
-    """The two lines (vLLM 0.32 writes them as one)."""
+    """The two lines (vLLM 0.32 writes them as one), as in its `get_kv_cache_capacity`."""
+    most = max_concurrency(memory, max_model_len)
     return (
-        f"KV cache size: {Pool.of(memory.settings).num_slots:,} tokens\n"
+        f"KV cache size: {int(most * max_model_len):,} tokens\n"
         f"Maximum concurrency for {max_model_len:,} tokens per request: "
-        f"{max_concurrency(memory, max_model_len):.2f}x"
+        f"{most:.2f}x"
     )

@@ -192,8 +192,8 @@ class Plan:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens whose K and V fit: vLLM's "GPU KV cache size"."""
-        return self.num_pages * PAGE
+        """Tokens that fit in such contexts: vLLM's "GPU KV cache size"."""
+        return int(self.concurrency * self.context_len)
 
     @property
     def concurrency(self) -> float:

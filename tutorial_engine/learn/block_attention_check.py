@@ -79,6 +79,15 @@ BLOCK_SLIPS: Slips = {
         the sum of the weights must be corrected too, by exp(old m − new m)
     out * correction + → out +
         the sum of weight · value must be corrected too, by exp(old m − new m)
+    total * correction + weights.sum() → (total + weights.sum()) * correction
+    out * correction + weights → (out + weights
+    v_pool[block, :n] → v_pool[block, :n]) * correction
+        this block has the new m already: correct the old sums first, then add
+    total * correction + weights.sum() → (total + weights.sum()) * correction
+        the new weights are made with the new m: correct the old sum of weights first, then add
+    out * correction + weights → (out + weights
+    v_pool[block, :n] → v_pool[block, :n]) * correction
+        the new weights are made with the new m: correct the old acc first, then add
     largest = new_largest → largest, out = new_largest, out / total
     return out / total → return out
         acc is divided by l in each turn of the loop; divide once, after the last block

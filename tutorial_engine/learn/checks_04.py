@@ -119,6 +119,15 @@ SLOTS_SLIPS: Slips = {
 }
 
 
+def _slots_only(part: Callable[..., object], table: list[int], *sizes: int) -> object:
+    """What it gave; CannotBe if it changed the table."""
+    before = list(table)
+    answer = part(table, *sizes)
+    if answer is not None and table != before:
+        raise CannotBe(f"it made {table} of block_table {before}: only read the request's table")
+    return answer
+
+
 def check_slots(function: Callable[[list[int], int, int], object]) -> Verdict:
     """Check a learner's function(block_table, block_size, num_tokens) → slots by position."""
 
@@ -134,6 +143,7 @@ def check_slots(function: Callable[[list[int], int, int], object]) -> Verdict:
     return judge(
         *("slots", function, right_slots, TABLES, SLOTS_SLIPS),
         "slots: block × block_size + offset, borders and open blocks too",
+        call=_slots_only,
         read=_numbers,
         where=lambda got, *case: f"{case}: got {got}",
         otherwise=otherwise,
@@ -310,7 +320,8 @@ def check_visible(function: Callable[[Cells, int, int], object]) -> Verdict:
 
 # ---- 6. a context shift by hand
 
-SHIFTS = ((10, 0, 4), (10, 2, 3), (9, 3, 5), (8, 4, 1))  # (tokens, keep, discard)
+# (tokens, keep, discard, seq_id)
+SHIFTS = ((10, 0, 4, "A"), (10, 2, 3, "A"), (9, 3, 5, "A"), (8, 4, 1, "C"))
 
 
 SHIFT_SLIPS: Slips = slips_of(
@@ -345,18 +356,25 @@ SHIFT_SLIPS: Slips = slips_of(
     cache.seq_rm(seq_id, keep, keep + discard) → pass
     -1, -discard) → -1, -discard); cache.seq_rm(seq_id, keep, keep + discard)
         drop first, then move: after seq_add the others stand where the dropped ones are
+    cache.seq_rm(seq_id → cache.seq_rm("A"
+    cache.seq_add(seq_id → cache.seq_add("A"
+        the sequence need not be "A": its name is seq_id
+    cache.seq_rm(seq_id → cache.seq_rm("A"
+        seq_rm is called for "A", but the name of the sequence is seq_id
+    cache.seq_add(seq_id → cache.seq_add("A"
+        seq_add is called for "A", but the name of the sequence is seq_id
     """,
 )
 
 
-def _after(shift: Shift, num_tokens: int, keep: int, discard: int) -> list[Cell]:
-    """All cells of a small real cache in which sequence A was shifted; B has cells there, too."""
+def _after(shift: Shift, num_tokens: int, keep: int, discard: int, seq_id: str) -> list[Cell]:
+    """All cells of a small real cache in which a sequence was shifted; B has cells there, too."""
     spec = KVCacheSpec(num_layers=1, num_kv_heads=1, k_head_dim=2, v_head_dim=2)
     storage = KVStorage(spec, num_tokens + 3)
     cache = CellKVCache(storage, RotaryEmbedding(2, 10_000.0))
-    for seq_id, count in (("B", 3), ("A", num_tokens)):
-        cache.table.place(cache.table.find_slot(count) or (), seq_id, range(count))
-    shift(cache, "A", keep, discard)
+    for name, count in (("B", 3), (seq_id, num_tokens)):
+        cache.table.place(cache.table.find_slot(count) or (), name, range(count))
+    shift(cache, seq_id, keep, discard)
     return [cache.table[number] for number in range(storage.num_slots)]
 
 
@@ -366,20 +384,21 @@ def check_context_shift(function: Shift) -> Verdict:
     def positions(cells: Sequence[Cell], seq_id: str) -> list[int]:
         return sorted(c.pos for c in cells if c.pos is not None and seq_id in c.owners)
 
-    def kept_of(cells: Sequence[Cell]) -> list[int]:
-        """The tokens of A that are left, by their positions before the shift."""
-        return [number - 3 for number, cell in enumerate(cells) if "A" in cell.owners]
+    def kept_of(cells: Sequence[Cell], seq_id: str) -> list[int]:
+        """The tokens of a sequence that are left, by their positions before the shift."""
+        return [number - 3 for number, cell in enumerate(cells) if seq_id in cell.owners]
 
-    def otherwise(got: Sequence[Cell], want: Sequence[Cell], *case: int) -> str:
+    def otherwise(got: Sequence[Cell], want: Sequence[Cell], *case: Any) -> str:
+        seq_id = case[-1]
         if got == _after(lambda *_: None, *case):
             if has_gap(function):
                 raise Told(Verdict(None, "not done yet: there is still a `...` in context_shift"))
             return "the cache has not changed: call its seq_rm and its seq_add"
         if positions(got, "B") != positions(want, "B"):
             return f"sequence B (another one) has the positions {positions(got, 'B')}"
-        if positions(got, "A") != positions(want, "A"):
-            return f"expected {positions(want, 'A')}"
-        kept = " and expected ".join(str(kept_of(cells)) for cells in (got, want))
+        if positions(got, seq_id) != positions(want, seq_id):
+            return f"expected {positions(want, seq_id)}"
+        kept = " and expected ".join(str(kept_of(cells, seq_id)) for cells in (got, want))
         return f"that is right, but it kept the tokens {kept}: the first dropped one is `keep`"
 
     def in_a_model() -> str:
@@ -392,9 +411,9 @@ def check_context_shift(function: Shift) -> Verdict:
         "context_shift: the right cells in 4 caches; a model of one layer then has a fresh run's "
         "logits",
         call=_after,
-        where=lambda got, num_tokens, keep, discard: (
-            f"{num_tokens} tokens, keep {keep}, discard {discard}: sequence A has the positions "
-            f"{positions(got, 'A')}"
+        where=lambda got, num_tokens, keep, discard, seq_id: (
+            f"{num_tokens} tokens, keep {keep}, discard {discard}: sequence {seq_id} has the "
+            f"positions {positions(got, seq_id)}"
         ),
         otherwise=otherwise,
         then=in_a_model,
