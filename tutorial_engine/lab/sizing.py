@@ -1,4 +1,4 @@
-"""Any config.json -> the memory and the least time that a model needs.
+"""A config.json -> the memory and the least time that a model needs.
 
 Reads the sizes of dense decoders and refuses what it would count wrongly. Knows no weights and runs
 nothing; the counts are those of roofline and of KVCacheSpec.
@@ -192,8 +192,8 @@ class Plan:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens whose K and V fit: vLLM's "GPU KV cache size"."""
-        return self.num_pages * PAGE
+        """Tokens of so many contexts: vLLM's "GPU KV cache size"."""
+        return int(self.concurrency * self.context_len)
 
     @property
     def concurrency(self) -> float:
