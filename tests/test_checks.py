@@ -905,6 +905,11 @@ def transplant_by_numpy(memory: Any, donor: Any, layer: int, slots: Any, which: 
     return memory
 
 
+def transplant_into_a_pair(memory: Any, donor: Any, layer: int, slots: Any, which: str) -> Any:
+    memory[layer][0] = donor[layer][0]
+    return memory
+
+
 def transplant_anew(memory: Any, donor: Any, layer: int, slots: Any, which: str) -> Any:
     """Right: a new dict of lists, in float64, slot by slot; the memory stays as it was."""
     new = {one: [x.double() for x in pair] for one, pair in memory.items()}
@@ -975,6 +980,14 @@ WHY_SLIPS = slips_of(  # each hint of an ending, and a function that it helps
         look for each of them
     any(one in text for one in stop) → False
         look for it in text
+    new_ids[-1] in eos_ids → new_ids[-1] <= max(eos_ids)
+        only the ids in eos_ids end the text
+    new_ids[-1] in eos_ids → new_ids[-1] in (0, 3)
+        3 ends no text of this model; are ids typed in?
+    new_ids[-1] in eos_ids → new_ids[-1] in {*eos_ids} & {0, 3}
+        6 ends a text of this model; are ids typed in?
+    one in text for → one.lower() in text.lower() for
+        large and small letters differ
     if new_ids → if len(new_ids) < max_tokens and new_ids
         stop wins over length
     else None → else "length"
@@ -1030,6 +1043,7 @@ EXERCISES |= {
                 lambda memory, *_: {i: (k + 1, v) for i, (k, v) in memory.items()},
                 "asked: K of slot 4 in layer 2; copied: nothing",
             ),
+            (transplant_into_a_pair, "memory[layer] is a pair (k, v): write into its tensors"),
         ],
     ),
     "MyStaticCache": Exercise(
@@ -1066,6 +1080,11 @@ EXERCISES |= {
         [
             (lambda m, a, ids, n: RIGHT["run_new"](m, a, ids, max(0, n - 1)), "runs 2 tokens"),
             (lambda m, a, ids, n: m(Batch.from_sequences(ids[n:], [n]), a), "a list of sequences"),
+            *[
+                (lambda m, a, ids, n, f=f: m(Batch.from_sequences([ids[n:]], [f(n, 9)]), a), said)
+                for f in (range, lambda *ends: [*range(*ends)])
+                for said in ("wants one position for each sequence, that of its first token",)
+            ],
             (but("run_new", lambda logits: logits + 1), "other logits"),
         ],
     ),
@@ -1081,6 +1100,8 @@ EXERCISES |= {
             (lambda run: run([9, 8, 7, 6, 5], [4, 3], 4), "3 of 4"),  # the last chunk: one token
             (lambda run: run([9, 8, 7, 6], [5, 6], 1), "3 of 4"),
             (lambda run: run([9, 8, 7, 6], []), "0 of 4"),
+            (lambda run: run([65] * 4, [], 2), "2 of 4 bugs are caught. Not caught: decode starts"),
+            (lambda run: run([7] * 5, [7], 2), "All its tokens are alike"),
             (lambda run: run([9, 8, 7, 6], [], 2) * 0, "0 of 4"),
             (lambda run: run([9, 8, 7, 6], [], 2).argmax(-1), "the logits, and not tokens"),
             (lambda run: run([9], []) + torch.rand(1), "without a bug give different"),
@@ -1098,6 +1119,10 @@ EXERCISES |= {
         c2.SLOT_SLIPS,
         [
             (slots_in_rows, "no list for each row"),
+            (
+                lambda c, new, m: [r * m + c[r] + i for r in c for i in range(new[r])],
+                "Count the rows: `for r in cached` gives numbers of tokens",
+            ),
             (lambda c, new, m: [7] * sum(new), "got [7, 7, 7, 7]; expected [0, 1, 2, 3]"),
         ],
     ),

@@ -342,10 +342,12 @@ def calculator() -> MemoryCalculator:
 def test_lines_are_as_vllm_logs_them(calculator: MemoryCalculator) -> None:
     left = int(0.9 * 24 * 2**30) - 2 * 596_049_920
     pages = left // (16 * 114_688)
-    assert words(calculator, "sum5")[0].startswith(f"GPU KV cache size: {16 * pages:,} tokens")
-    times = pages / (4096 / 16)
-    said = f"Maximum concurrency for 4,096 tokens per request: {times:.2f}x"
-    assert words(calculator, "sum6") == [said]
+    for context, blocks in ((4100, 257), (4096, 256)):  # of 16 tokens, for a whole request
+        calculator.parameters["context"].value = context
+        times = pages / blocks
+        size = f"GPU KV cache size: {int(context * times):,} tokens"
+        most = f"Maximum concurrency for {context:,} tokens per request: {times:.2f}x"
+        assert words(calculator, "sum5") == [f"{size}, {most}"]
     assert calculator.num_steps == int(times) + 1  # a step of the slider for each that fits
 
 

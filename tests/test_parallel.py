@@ -276,7 +276,7 @@ def test_a_learners_mlp_runs_in_the_ranks_and_a_wrong_one_is_seen() -> None:
     assert report.ok and report.token_ids == plain.token_ids and report.traffic == plain.traffic
     assert report.mlp_calls == 4 * report.num_forwards and plain.mlp_calls is None
     assert f"your MLP ran on each rank, {report.mlp_calls} times" in report.summary()
-    assert "≤ 1e-04 (allowed: 1e-4 · the largest logit) ✔" in report.summary()
+    assert "≤ 0.0001 (allowed: the largest logit / 10,000) ✔" in report.summary()
     assert (report.weight_bytes, report.kv_bytes) == (plain.weight_bytes, plain.kv_bytes)
     wrong = reports_of(Job(params=params, mlp=send(whole_mlp)))[0]
     assert wrong.ranks_agree and not wrong.logits_equal and not wrong.ok

@@ -430,7 +430,7 @@ VIEWS: dict[str, Callable[[], View]] = {
     ),
     "roofline ridge": lambda: viz.roofline_picture(2e12, 3e12, [("at the ridge", 1.5, 3e12)]),
     "draws": lambda: viz.draws_picture(["a", "b", "$a$", "b"], ["<s>", "<s>", "<s>"]),
-    "margins": lambda: viz.margins_picture([0.01, 0.2, 4, 5], {"fp32": 1e-6, "bf16": 0.1}),
+    "margins": lambda: viz.margins_picture([0.1, 2, 40, 50], {"fp32": 2**-16, "bf16": 1}),
     # explorers: every step, and the largest of each
     **{f"explorer: {name}": lambda n=name: explored(n) for name in MAKE},
     **{f"largest: {name}": lambda n=name: largest(n) for name in LARGEST},

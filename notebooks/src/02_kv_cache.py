@@ -31,9 +31,9 @@ print([len(ids) for ids in prompts], "tokens")
 # %% [markdown]
 # # First sitting: the cache and what it costs
 #
-# A cache is the model's memory of a text: a key (K) and a value (V) for each token, in each layer. Here are the
-# memories of two texts that differ in one token. In the last layer its K and V were copied to the upper memory, and the
-# story uses the other name. You will do this yourself in section 4.
+# A cache is the model's memory of a text: a key (K) and a value (V) for each token, in each layer. The place of a token
+# is its *slot*. Here are the memories of two texts that differ in one token, in slot 1. The K and V of this token, in the
+# last layer only, were copied to the upper memory, and the story uses the other name. You will do this in section 4.
 
 # %% tags=["figure-transplant"]
 from tutorial_engine.viz import transplant_picture
@@ -68,7 +68,8 @@ print(slow.text)
 
 # %% [markdown]
 # With a cache, the forward over the prompt is called *prefill*. Each later forward runs one new token, and is called
-# *decode*. *FLOPs* are multiplications and additions. A product with a matrix of W numbers costs 2·W FLOPs a token.
+# *decode*. *FLOPs* are multiplications and additions (MFLOP: a million, GFLOP: a thousand million). A product
+# with a matrix of W numbers costs 2·W FLOPs a token.
 
 # %%
 predictions.ask(
@@ -153,7 +154,7 @@ if predictions.reveal("keys", {0: "in none", 3: "in 1, 2 and 3", 4: "in all"}[le
 # %% [markdown]
 # **Why the deeper layers agree.** In layer 0, a value is made from its token alone, and a key from its token and its
 # position. In layer 1 they are made from what layer 0 computed for this token, and by the causal mask layer 0 looked only at this token
-# and earlier ones. The same argument holds for layer 2, and so on. Nothing that comes later can get in.
+# and earlier ones. The same argument holds for layer 2, and so on.
 
 # %% tags=["figure-readers"]
 from tutorial_engine.viz import readers_picture
@@ -273,7 +274,7 @@ mine.use(MyCache, check_cache)
 mine.tell(PROMPTS[0])
 
 # %% [markdown]
-# Your functions of notebook 01 can run here, too. The next cell reads them from its saved file.
+# Your functions of notebook 01 can run here, too. The next cell reads its saved file.
 
 # %%
 from tutorial_engine.learn import bring
@@ -286,7 +287,7 @@ bring(mine, "01_attention_rope.ipynb")
 # **Objective:** change what the cache remembers.
 #
 # `mine.memory(text)` runs a text, all but its last token, and returns copies of what your cache holds: a dict,
-# layer → (k, v), each [tokens, K/V heads, head_dim]. Token i is in *slot* i.
+# layer → (k, v), each [tokens, K/V heads, head_dim]. Token i is in slot i.
 # `mine.go_on(memory, text)` puts a memory into a new cache. Then it runs the last token, to get its logits, and goes
 # on with the text.
 #
@@ -337,9 +338,8 @@ print("untouched:  ", mine.go_on(mine.memory(NAMO), NAMO))
 print("transplant: ", story_with(3, "KV"))
 
 # %% [markdown]
-# The screen still says Namo, and the story is about Nedo. You have copied 512 bytes. (We chose a pair of names for which
-# the copied name comes out whole. With others the old name vanishes as well, but often a third one comes: the slots
-# behind it still hold the old text.)
+# The screen still says Namo, and the story is about Nedo. You have copied 512 bytes. (With other pairs the old name vanishes
+# as well, but often a third one comes: the slots behind it still hold the old text.)
 
 # %%
 predictions.ask(
@@ -358,7 +358,7 @@ if predictions.reveal("transplant", {1: 0, 2: 1, 3: 2, 0: 3}[changed]):
 # %% [markdown]
 # The **key** says how a slot is found, and the **value** is what it passes on. In layer 3, heads 3 to 5 copy
 # names: they look for the token that followed the same letter earlier (notebook 01). The key of `am` and the key of
-# `ed` both say: I come after an N. So the query finds both about equally well, and K alone changes
+# `ed` both say: I come after an N. So the query finds both about equally well, and with this pair K alone changes
 # nothing. The value says which name it is.
 #
 # The next cell runs the story up to the second N. It shows the share of attention that
@@ -443,8 +443,7 @@ alone[3][1][1] = memory[3][1][1]  # V of slot 1, layer 3
 print(f"V of all other slots and layers set to zero: P(am) = {p_am(alone):.2f}")
 
 # %% [markdown]
-# One square stands out. This time we did not need to know which heads copy names. Of all stored values, the next
-# step needs this one, and no other.
+# One square stands out. Of all stored values, the next step needs this one, and no other.
 #
 # **Move it in time.** RoPE has turned each key by its position. We turn all keys by 100 more positions, with
 # your `rope` if you brought it. Then the text should go on at position 118 as it did at position 18.
@@ -459,8 +458,6 @@ print(check_close(there, here, 1e-4, "100 positions later, keys turned"))
 print(f"keys not turned: the logits are off by {float((not_turned - here).abs().max()):.1f}")
 
 # %% [markdown]
-# Notebook 04 uses this to forget the beginning of a long chat.
-#
 # **Undo.** We keep only the slots of the first sentence. Two endings start from this memory, and the sentence does
 # not run again. Servers call that a *fork*.
 
@@ -470,7 +467,8 @@ for hero in (" Ben", " Anna"):
     print(mine.go_on(begun, NAMO + hero))
 
 # %% [markdown]
-# **Bonus, without steps:** write `Few`, a cache that keeps only the first 4 tokens and the last 64. (So does
+# **Bonus, without steps** (before Exercise 4, or run Exercise 1 again): write `Few`, a cache that keeps only the
+# first 4 tokens and the last 64. (So does
 # [StreamingLLM](https://arxiv.org/abs/2309.17453), which also numbers their positions anew.) Then keep the last
 # 16, and then 16 without the first 4. What becomes of the story?
 #
@@ -481,7 +479,7 @@ for hero in (" Ben", " Anna"):
 #         self.kv[layer] = tuple(torch.cat((x[:4], x[4:][-64:])) for x in (k, v))
 #         return [(k, v)]  # a prefill still sees all of its own tokens
 #
-# mine.parts.own["MyCache"] = Few  # past the check; run Exercise 1 again to undo it
+# mine.parts.own["MyCache"] = Few  # past the check; run both cells of Exercise 1 again to undo it
 # print(mine.generate(PROMPTS[0], SamplingParams(max_tokens=120)).checker.text)</pre>
 # With 64 the story is the same, with and without the first 4. With 16 Anna and her kite are forgotten. In
 # large models many heads that have nothing to copy look at the first tokens, so these matter there.</details>
@@ -544,8 +542,9 @@ print(tokenizer.decode(token_ids))
 mine.tell(PROMPTS[0])
 
 # %% [markdown]
-# In the package each request counts its tokens with K and V in the cache: `num_computed_tokens`. All layers write to the
-# same positions, so the counter moves once for each forward: here after it. (In vLLM it moves when the step is planned.)
+# A *request* is one prompt, and how its text is to go on. In the package it counts those of its tokens whose K and V are in
+# the cache: `num_computed_tokens`. All layers write to the same positions, so the counter moves once for each forward: here
+# after it.
 
 # %% [markdown]
 # ## 6 · One storage and a map
@@ -700,7 +699,7 @@ print("any NaN in the logits:", bool(logits.isnan().any()))
 print("slots still NaN in layer 0, row 2:", int(keys[0, 2, 0, :, 0].isnan().sum()), "of 16")
 
 # %% [markdown]
-# These slots are reserved and not used. Notebook 04 gives slots out in small pages.
+# These slots are reserved and not used.
 #
 # *A good place for a pause.*
 #
@@ -711,8 +710,7 @@ print("slots still NaN in layer 0, row 2:", int(keys[0, 2, 0, :, 0].isnan().sum(
 # one position too far from the prompt.
 #
 # Below, `logits_of` runs a prompt, and then some given new tokens one by one. It returns *rows of logits*: row 0
-# after the prompt, row 1 after the first new token, and so on. (`prefill` and `decode` both call one `forward`. Their names
-# only say which tokens are new.)
+# after the prompt, row 1 after the first new token, and so on.
 
 
 # %%
@@ -757,7 +755,8 @@ story, new = prompts[0], right[0][:8]
 exact = logits_of(story, new)
 with planted("decode starts one position late", BUGS_02):
     late, shifted = texts(), logits_of(story, new)
-is_wrong = (shifted - exact).abs().amax(-1) > 1e-4
+errors = (shifted - exact).abs().amax(-1)  # the largest one of each row
+is_wrong = errors > 1e-4
 first_wrong = int(is_wrong.nonzero()[0]) if is_wrong.any() else 3
 
 # %% tags=["figure-late"]
@@ -765,6 +764,7 @@ from tutorial_engine.viz import positions_picture
 
 chosen = predictions.reveal("late", first_wrong)
 if chosen:
+    print("error of each row of logits:", [f"{float(x):.1f}" for x in errors])
     for text, a, b in zip(PROMPTS, right, late, strict=True):
         differ = [i for i, (x, y) in enumerate(zip(a, b, strict=True)) if x != y]
         where = f"number {differ[0] + 1}" if differ else "none"
@@ -797,13 +797,15 @@ print(f"{caught} of {len(BUGS_02)} bugs are caught")
 #
 # ### Exercise 6: a test that catches all four (10 minutes)
 #
-# Write a test. It gets the function `logits_of`, calls it with a prompt, new tokens and a chunk size of your choice
-# (ids below 256, none twice), and returns the logits, not tokens. `chunk_size=3` cuts the prompt into pieces of 3
-# tokens; each is one forward. The check plants each bug, and the logits must change every time.
-# Then make the test smaller: how few tokens are enough?
+# Write a test. It gets the function `logits_of`, calls it with a prompt, new tokens and a chunk size of your choice,
+# and returns the logits, not tokens. Take ids from 0 to 511, and not all alike: alike tokens have equal V, and then it
+# does not matter where attention looks. `chunk_size=3` cuts the prompt into pieces of 3 tokens; each is one forward. The
+# check plants each bug, and the logits must change every time. Then make the test smaller: how few tokens are enough?
 #
-# <details><summary>Hint</summary>Read the changed line of the fourth bug. For which <code>q_len</code> and
-# <code>kv_len</code> do both lines say the same? Look at the last chunk, too.</details>
+# <details><summary>Hint</summary>Read the changed line of the fourth bug. The package attends in blocks of queries:
+# <code>start</code> is the first query of a block, <code>rows</code> their number, and <code>end</code> says how many
+# keys the block gets. For which <code>q_len</code> and <code>kv_len</code> do both lines say the same? Look at the last
+# chunk, too.</details>
 #
 # <details><summary>How few?</summary>Four: two chunks of two tokens, and no new token. The second chunk has earlier keys
 # in the cache, so it shows the first three bugs, too. A chunk of one query hides the fourth.</details>
@@ -852,12 +854,15 @@ for i, (out, params) in enumerate(zip(together, three, strict=True)):
 # **Objective:** compute the price of a token. It leaves K and V in every layer and *K/V* head:
 #
 # bytes per token = 2 · layers · K/V heads · head_dim · bytes per number
-#
-# The calculator takes the `config.json` of any model, here Qwen3-0.6B's. Run the cell to get the controls. Change
-# the context, the memory and the bandwidth, or paste your own file. Section 11 explains what it says of speed.
+
+# %% [markdown]
+# The calculator takes the `config.json` of a dense Llama, Mistral, Qwen2 or Qwen3 model, and says why it refuses others.
+# (*Dense*: every token uses all weights.) Run the cell to get the controls. Change the memory, the bandwidth and the
+# *context* (all tokens of a request, prompt and new ones), or paste your own file. Section 11 explains what it says of
+# speed.
 #
 # bf16 ("bfloat16" in the file) stores a number in 2 bytes, fp32 in 4. A TFLOP/s is 10¹² FLOPs a second. vLLM,
-# an LLM server, takes a share of the GPU's memory (here 0.9).
+# an LLM server, takes a share of the GPU's memory: here 0.9, by default 0.92.
 
 # %% tags=["figure-calculator"]
 import json
@@ -874,9 +879,8 @@ qwen3_06b = ModelConfig.from_dict(json.loads(QWEN3_06B))
 MemoryCalculator(QWEN3_06B)
 
 # %% [markdown]
-# The lines "as vLLM logs it" are what vLLM prints when it starts: how many tokens fit beside the weights, and how many
-# requests of this length. Both are upper bounds: the *activations*, the intermediate results of a forward, need
-# memory, too.
+# The line "as vLLM logs it" is what vLLM prints when it starts: how many requests of this length fit beside the weights,
+# and their tokens. Both are upper bounds: the *activations*, the intermediate results of a forward, need memory, too.
 
 # %% [markdown]
 # To make the cache smaller, model designers took fewer K/V heads. In *multi-head attention* (MHA) every query head has
@@ -944,37 +948,34 @@ answer = sum(seconds[8][0] > part * seconds[8][1] for part in (0.2, 0.4))
 latency_picture(measured, virtual) if predictions.reveal("short", answer) else None
 
 # %% [markdown]
-# The left clock counts one unit for each token that runs. The right clock is this machine: other programs bend its
-# curves, and a jump means that a library changed to another program for the same product. The model is so small that for a few tokens
-# most of the time goes into *starting* operations. The cache wins clearly once the arithmetic takes longer than that.
+# The left clock counts one unit for each token that runs. The right clock is this machine, and other programs bend its
+# curves. The model is so small that for a few tokens most of the time goes into *starting* operations. The cache wins
+# clearly once the arithmetic takes longer than that.
 
 # %%
 # without a speed-up that reorders the weights, so that all machines count the same
 plain = load_model(fast=False)
-one = count_operations(ready(plain, Work(1, 1, 0), cached=False))
-for n in (1, 8, 64):
-    started = count_operations(ready(plain, Work(1, n, 0), cached=False))
-    more = f", {started / one - 1:.0%} more than for one" if n > 1 else ""
-    print(f"a forward over {n:2} tokens starts {started} operations{more}")
+one, many = (count_operations(ready(plain, Work(1, n, 0), cached=False)) for n in (1, 64))
+print(f"PyTorch calls in a forward over 1 token: {one}; over 64 tokens: {many}")
 
 # %% [markdown]
-# 64 tokens need 64 times the arithmetic, but start less than a third more operations.
+# 64 tokens need 64 times the arithmetic, but less than a third more calls.
 #
-# Users notice two delays. **TTFT**, the time to the first token, is the time of the prefill. **TPOT**, the
-# time per output token, is the time of one decode step.
+# **TTFT**, the time to the first token, is the time of the prefill. **TPOT**, the time per output token, is the time of
+# one decode step.
 
 # %% tags=["nbval-ignore-output"]
 from tutorial_engine.lab import token_times
 
 for n in (10, 100, 900):
     prompt = ([*prompts[0]] * 90)[:n]
-    for name, use_cache in {"with cache": True, "no cache": False}.items():
-        ttft, tpot = token_times(model, prompt, use_cache)  # measured here: the least of 7
+    both = token_times(model, prompt)  # measured here, in turn: the least of 7
+    for name, (ttft, tpot) in zip(names, both, strict=True):
         print(f"prompt of {n:3}, {name:10}: TTFT {ttft:6.1f} ms, TPOT {tpot:6.1f} ms")
 
 # %% [markdown]
-# The cache does not shorten TTFT: the prompt has to run once in both cases. (It may even be longer, because K and V
-# are also written.) The cache shortens TPOT: without it, every later token costs a forward over the whole text.
+# The cache does not shorten TTFT: the prompt has to run once in both cases. (Making the cache takes a moment; other small
+# differences are noise.) It shortens TPOT: without it, every later token costs a forward over the whole text.
 
 # %% [markdown]
 # ## 11 · What bounds a forward: the roofline
@@ -1071,8 +1072,11 @@ roofline_picture(bandwidth, peak, points) if chosen else None
 # A long prefill is *compute-bound*: many tokens share each weight that is read, and it comes near the roof. Decode
 # of one sequence is *memory-bound*: it reads all weights for one token. That is why eight sequences, with
 # eight times the FLOPs, take far less than eight times as long. So every server decodes many sequences at once.
-# (Decode stays below the roof: we measured the bandwidth with one long read, and a small product often does not reach it.)
-#
+# Eight new tokens of one sequence are as cheap. So *speculative decoding* works: a fast program guesses tokens, and one
+# forward of the model checks them. (Decode stays below the roof: a small product often does not reach the bandwidth of one
+# long read.)
+
+# %% [markdown]
 # A batch shares the weights and not the KV caches: each sequence reads its own K and V. For the whole
 # Qwen3-0.6B in bf16, and the GPU of the calculator:
 
@@ -1084,13 +1088,19 @@ for num_seqs in (1, 8, 64, 512):
         work = Work(num_seqs, new=1, old=old)
         intensity = work.flops(qwen3_06b) / work.num_bytes(qwen3_06b, itemsize=2)
         print(f"batch of {num_seqs:3}, {old:4} cached tokens each: {intensity:5.1f} FLOPs a byte")
+# DeepSeek-V3: K is both parts of the short vector, V the first one
+heads, latent, rotated = 128, 512, 64
+flops, moved = 2 * heads * (latent + rotated + latent), 2 * (latent + rotated)
+print(f"MLA, a cached token: {flops:,} FLOPs, {moved:,} bytes: {flops / moved:.0f} FLOPs a byte")
 
 # %% [markdown]
 # With short contexts a larger batch moves to the right, towards the ridge. With many long contexts K and V are most of
-# the bytes. In every layer, attention does 4·H·D FLOPs for a cached token, and reads 4·H_kv·D bytes in bf16. That
-# is **H/H_kv FLOPs a byte, whatever the batch or the context**: 2 for Qwen3-0.6B, 4 for Llama-3.1-8B, 1 with MHA.
-# (The table counts the products with the weights, too. The longer the contexts, the nearer it comes to 2.) So fewer K/V heads help, and decode stays memory-bound.
-#
+# the bytes. For a cached token, each of H heads does 2·D FLOPs for q·k, and 2·D for share·v. K and V are 2·H_kv·D numbers
+# of 2 bytes. That is **H/H_kv FLOPs a byte, whatever the batch or the context**: 2 for Qwen3-0.6B, 4 for
+# Llama-3.1-8B, 1 with MHA. (The table counts the weights, too, so it comes near 2 only with long contexts.) So with MHA and
+# GQA decode stays memory-bound. With MLA all 128 heads share one vector: its attention lies beyond this ridge.
+
+# %% [markdown]
 # The memory is often full long before the batch reaches the ridge: K and V of 512 · 4,096 tokens take 224 GiB, and the GPU has 24.
 
 # %%
@@ -1108,8 +1118,7 @@ print(predictions.score())
 #
 # After a restart of the notebook, run all cells above first (menu Run, "Run All Above Selected Cell").
 #
-# The forward ends with logits. An engine then chooses a token (section 12) and decides when to stop (13). The rest
-# asks when two engines are equal.
+# The forward ends with logits. An engine then chooses a token (section 12) and decides when to stop (13).
 
 # %% [markdown]
 # ## 12 · Choosing a token
@@ -1183,6 +1192,14 @@ from tutorial_engine.learn import check_top_p
 mine.use(keep_top_p, check_top_p)
 
 # %% [markdown]
+# **Bonus:** let `min_p` run before `top_p`, as in vLLM. For which p and min_p do the two orders keep different tokens of
+# `example`? Can the order of vLLM keep more?
+#
+# <details><summary>One answer</summary>top_p 0.85 and min_p 0.15: <code>min_p(top_p(example, 0.85), 0.15)</code> keeps 3
+# tokens, <code>top_p(min_p(example, 0.15), 0.85)</code> 2. What min_p leaves adds up to 1 again, so each sum reaches p
+# earlier. So vLLM's order never keeps more.</details>
+
+# %% [markdown]
 # Now your filter runs in the sampler, between the temperature and the draw. The *seed* fixes the draws,
 # so the package must come to the same tokens.
 
@@ -1193,8 +1210,7 @@ mine.tell(PROMPTS[2], drawn)
 # %% [markdown]
 # **The seed mistake.** Each request has its own random generator, which is seeded *once*. Plausible
 # code seeds it again before every draw, so that "the result is reproducible". Then every draw uses the same random number:
-# after the same text always the same token. A story still reads like a story, so this bug is easy to miss. Below are 12
-# draws after one text.
+# after the same text always the same token. This bug is easy to miss. Below are 12 draws after one text.
 
 # %% tags=["figure-draws"]
 from tutorial_engine.sampling import Sampler
@@ -1365,31 +1381,31 @@ if predictions.reveal("rows", (different > 1) + (different > 16)):
 # %% [markdown]
 # Such a difference changes a greedy token only when the two best logits are closer together than the
 # rounding. This distance, top1 − top2, is called the *margin*. A *gap* is the distance between two neighbouring
-# numbers of a format, at the size of these logits. The rounding of one operation is at most half of it. How often is a
+# numbers of a format, at the size of the best logit. The rounding of one operation is at most half of it. How often is a
 # margin smaller than a gap of fp32, or of bf16?
 
 # %% tags=["figure-margins"]
-import math
 from itertools import islice
 
 from tutorial_engine.tiny import stories
 from tutorial_engine.viz import margins_picture
 
-margins, largest = [], 0.0
+eps = {name: torch.finfo(getattr(torch, name)).eps for name in ("float32", "bfloat16")}  # gap at 1
+margins, ties = [], 0  # margins: in gaps of bf16
 for text in islice(stories(seed=5), 20):
     batch = Batch.from_sequences([tokenizer.encode(text).ids])
     logits = model.compute_logits(model(batch))  # [tokens, vocabulary]
-    best = logits.topk(2).values
-    margins += (best[:, 0] - best[:, 1]).tolist()
-    largest = max(largest, float(logits.abs().max()))
-power = 2 ** math.floor(math.log2(largest))  # from here to its double all gaps are equal
-formats = {"fp32": torch.float32, "bf16": torch.bfloat16}
-margins_picture(margins, {name: torch.finfo(one).eps * power for name, one in formats.items()})
+    best, second = logits.topk(2).values.T
+    power = 2 ** best.log2().floor()  # from here to its double all gaps are equal
+    margins += ((best - second) / (eps["bfloat16"] * power)).tolist()
+    ties += int((best.bfloat16() == second.bfloat16()).sum())
+print("tokens whose two best logits are equal when they are rounded to bf16:", ties)
+margins_picture(margins, {"fp32": eps["float32"] / eps["bfloat16"], "bf16": 1})
 
 # %% [markdown]
-# No margin of 20 stories is below the gap of fp32. But many servers compute in bf16, and there 181 of 2,729 are. Roundings
-# add up on the way through the layers, so even more are in danger. One such token is enough: after it the
-# two texts go their own ways.
+# No margin of 20 stories is below the gap of fp32. But many servers compute in bf16, and there 114 of 2,729 are. At 73 of
+# them one rounding, of the logits alone, makes a tie. Roundings add up on the way through the layers, so even more are
+# in danger. One such token is enough: after it the two texts go their own ways.
 
 # %% [markdown]
 # **A token that changes.** In the tiny model such small margins are rare, so we build them. A hidden state [s, s]
@@ -1423,8 +1439,8 @@ print("always the token or its twin:", all(a % 128 == b % 128 for a, b in change
 # **Objective:** show that every way through the engine gives the same result, up to rounding.
 #
 # One path, without a cache, chooses the tokens. Every other path is fed with these tokens (this is
-# called *teacher forcing*), and its logits are compared at every step. Three paths use Hugging Face's
-# `transformers`, and one is yours.
+# called *teacher forcing*), and its logits are compared at every step. "Textbook layers" compute as notebook 01 does, "fast
+# layers" in fewer PyTorch calls and with reordered weights.
 
 # %%
 from transformers import AutoModelForCausalLM, logging
@@ -1454,9 +1470,9 @@ rows = ledger(paths, prompts, num_tokens=12)
 print(table(rows))
 
 # %% [markdown]
-# The third column counts the steps at which the likeliest token is that of the reference. Rounding may lower the
-# best logit and raise the second, by the tolerance each. So equal tokens are certain only where the margin is more than
-# twice the tolerance. Here all margins are.
+# The third column counts the steps at which the likeliest token is that of the reference. Rounding may lower the best logit and
+# raise the second, by the tolerance each. So equal tokens are certain only where the margin is more than twice the
+# tolerance. Here all margins are.
 #
 # **Edited memory.** The transplant of section 4, V alone, in every memory that there is. *Pages* and *cells* are
 # the memories of notebook 04. The reference has no cache: its attention gets the other V in each forward.
@@ -1531,8 +1547,8 @@ if predictions.reveal("sizes", 0 if fits else 2):
     big.tell(PROMPTS[0], few)
 
 # %% [markdown]
-# With all layers and the trained weights this is a chat model. The package runs any *dense* Qwen3 model (one without
-# experts); `docs/python.md` of this course shows how to chat with it.
+# With all layers and the trained weights this is a chat model. The package runs any dense Qwen3 model;
+# `docs/python.md` of this course shows how to chat with it.
 
 # %% tags=["nbval-ignore-output"]
 if torch.cuda.is_available():
@@ -1544,8 +1560,8 @@ else:
 # %% [markdown]
 # ## 17 · All your parts together
 #
-# First a race: your parts continue two prompts, without a cache and with it. The short prompt is one sentence, and
-# they tell its whole story. The long one has two stories before the sentence, and they add 24 tokens.
+# First a race, without a cache and with it. After the short prompt, one sentence, your parts tell the whole story. After
+# the long one, two stories and the sentence, they add 24 tokens.
 
 # %%
 long_prompt = " ".join([*islice(stories(seed=5), 2), PROMPTS[0]])
@@ -1584,7 +1600,7 @@ if predictions.reveal("race", (slow_time > 2 * fast_time) + (slow_time > 4 * fas
 # The short prompt gains less: a forward over few tokens takes most of its time to start operations (section 10).
 
 # %% [markdown]
-# And this is the story. It is greedy, and Hugging Face's `generate` must agree with it token by token.
+# And this is the story. Hugging Face's `generate` must agree with it token by token.
 
 # %%
 mine.tell(PROMPTS[0], whole)
@@ -1605,7 +1621,7 @@ mine.tell(PROMPTS[2], last, live=True)
 #
 # You can say what prefill and decode run, change what a model remembers, find the slot of any key, and price a
 # context in bytes. You can choose sampling settings, end a request correctly, and say why two right engines may
-# disagree. In the next notebook, `03_scheduler`, many requests share the engine.
+# disagree. In notebook 03 many requests share the engine.
 
 # %%
 print(predictions.score())

@@ -123,13 +123,13 @@ def table(rows: Sequence[LedgerRow]) -> str:
     """The ledger as text: verdicts, integers and bounds, no digits that differ between machines."""
     lines = [f"{'path':<40}{'max |Δ logit|':<16}{'greedy tokens':<16}"]
     for row in rows:
-        bound = f"≤ {bound_of(row.difference):.0e}" if row.within else "> tolerance"
+        bound = f"≤ {bound_of(row.difference):g}" if row.within else "> tolerance"
         verdict = "reference" if row.within and row.is_reference else bound
         mark = "✔" if row.ok else "✘"
         lines.append(f"{row.path:<40}{verdict:<16}{row.equal} of {row.steps} {mark}")
     tolerance, margin = rows[0].tolerance, rows[0].margin
     twice = "more than" if rows[0].is_safe else "BELOW"
-    lines.append(f"tolerance: {tolerance:.2g} (1e-4 · the largest logit)")
+    lines.append(f"tolerance: {tolerance:.2g} (the largest logit / 10,000)")
     lines.append(f"smallest top1 − top2: above {_floor(margin):g}, {twice} twice the tolerance")
     return "\n".join(lines)
 

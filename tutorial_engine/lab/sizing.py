@@ -1,4 +1,4 @@
-"""Any config.json -> the memory and the least time that a model needs.
+"""A config.json -> the memory and the least time that a model needs.
 
 Reads the sizes of dense decoders and refuses what it would count wrongly. Knows no weights and runs
 nothing; the counts are those of roofline and of KVCacheSpec.

@@ -19,7 +19,7 @@ ROOM = 256  # slots of the cache
 
 def check_cache_test(test: CacheTest) -> Verdict:
     """Check a learner's function(logits_of) → logits: each bug of BUGS_02 must change them."""
-    model, ran = load_model(), list[int]()  # `ran`: the tokens of each call
+    model, ran = load_model(), list[list[int]]()  # `ran`: the tokens of each call
 
     def logits_of(
         sequence: Sequence[int], new: Sequence[int] = (), chunk_size: int | None = None
@@ -35,7 +35,7 @@ def check_cache_test(test: CacheTest) -> Verdict:
         for token in new:
             request.token_ids.append(token)
             rows.append(decode(model, cache, [request]))
-        ran.append(len(sequence) + len(new))
+        ran.append([*sequence, *new])
         return torch.cat(rows)
 
     def answer() -> Tensor:
@@ -49,7 +49,7 @@ def check_cache_test(test: CacheTest) -> Verdict:
         return got
 
     def run() -> Verdict:
-        right, tokens = answer(), sum(ran)
+        right, tokens = answer(), sum(map(len, ran))
 
         def notices_nothing() -> bool:
             got = answer()
@@ -63,8 +63,13 @@ def check_cache_test(test: CacheTest) -> Verdict:
                 missed += [name] if notices_nothing() else []
         said = f"cache_test: {len(BUGS_02) - len(missed)} of {len(BUGS_02)} bugs are caught"
         if missed:
-            asks = "in which forward do the changed lines of a bug matter?"
-            return Verdict(False, f"{said}. Not caught: {'; '.join(missed)}. Ask: {asks}")
+            why = "Ask: in which forward do the changed lines of a bug matter?"
+            if ran and all(len(set(ids)) == 1 for ids in ran):
+                why = (
+                    "All its tokens are alike, and so are all V of a layer: then it does not "
+                    "matter where attention looks. Take different ids"
+                )
+            return Verdict(False, f"{said}. Not caught: {'; '.join(missed)}. {why}")
         return Verdict(True, f"{said}, by a test that runs {tokens} tokens")
 
     with torch.no_grad():

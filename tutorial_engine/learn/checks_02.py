@@ -381,6 +381,8 @@ def check_transplant(function: Callable[..., Memory]) -> Verdict:
         return f"asked: {listed(asked)}; copied: {listed(mine or ['nothing'])}{both}"
 
     def explain(error: Exception) -> str:
+        if "'tuple' object does not support item assignment" in str(error):
+            return f"memory[layer] is a pair (k, v): write into its tensors{CODE}k[slots] = ..."
         both = "k and donor_k are [tokens, heads, head_dim]: take the same slots of both"
         return both * of_shapes(error)
 
@@ -474,6 +476,11 @@ def check_run_new(function: Callable[..., Tensor]) -> Verdict:
     def explain(error: Exception) -> str:
         if any(word in str(error) for word in ("is empty", "starts at position")):
             return "The new tokens are those from token_ids[num_computed] to the end"
+        if "'<' not supported between instances of" in str(error):
+            return (
+                "Batch.from_sequences wants one position for each sequence, that of its first "
+                f"token; it counts on from there{CODE}[num_computed]"
+            )
         words = ("sequences but", "object is not iterable", "has no len()", "token ids are whole")
         if not any(word in str(error) for word in words):
             return ""
@@ -554,10 +561,15 @@ def check_slots_to_write(function: Callable[[list[int], list[int], int], Iterabl
             raise CannotBe(f"got {given}; one flat list is asked, no list for each row")
         return [x for x in known if x is not None]
 
+    def explain(error: Exception) -> str:
+        rows = "Count the rows: `for r in cached` gives numbers of tokens, and no row"
+        return f"{rows}{CODE}for r in range(len(cached))" * isinstance(error, IndexError)
+
     return judge(
         *("slots_to_write", function, _slots, SLOT_CASES, SLOT_SLIPS),
         "slots_to_write: prefill, decode, two prefills and a mixed batch",
         read=read,
+        explain=explain,
         where=lambda got, cached, new, max_len: (
             f"cached={cached}, new={new}, max_len={max_len}: got {got}"
         ),
@@ -664,6 +676,7 @@ class Ending(NamedTuple):
     text: str = "Anna had a coat"
     stop: tuple[str, ...] = ()
     limit: int = 8
+    eos_ids: tuple[int, ...] = EOS_IDS
 
 
 ENDINGS = (
@@ -680,6 +693,23 @@ ENDINGS = (
     ),
     Ending("it is the second of the end-of-text ids", "eos_ids may hold several", [5, 6, 3]),
     Ending("the first token is an end-of-text token", "the first one is checked too", [0]),
+    Ending(
+        "the newest id is 1, and eos_ids is (0, 3)",
+        "only the ids in eos_ids end the text: ask `in`, not which is larger",
+        [5, 6, 1],
+    ),
+    Ending(
+        "another model: eos_ids is (6,), and the newest id is 3",
+        "3 ends no text of this model; are ids typed in?",
+        [5, 3],
+        eos_ids=(6,),
+    ),
+    Ending(
+        "another model: eos_ids is (6,), and the newest id is 6",
+        "6 ends a text of this model; are ids typed in?",
+        [5, 6],
+        eos_ids=(6,),
+    ),
     Ending(
         "an end-of-text token stands before the newest",
         "the newest token decides: look at new_ids[-1] alone",
@@ -721,6 +751,12 @@ ENDINGS = (
         [5, 6],
         stop=("kite",),
     ),
+    Ending(
+        "the stop string is “anna”, and the text has “Anna”",
+        "large and small letters differ: search the text as it is",
+        [5, 6],
+        stop=("anna",),
+    ),
     Ending("the last token allowed is end-of-text", "stop wins over length", [*[5] * 7, 0]),
     Ending(
         "the last token allowed completes the stop string",
@@ -733,8 +769,8 @@ ENDINGS = (
 
 def _reason(function: Callable[..., Any], _what: str, _hint: str, *state: Any) -> list[Any]:
     """The answer in a list: None is one too."""
-    ids, text, stop, limit = state
-    return [function(ids, text, EOS_IDS, stop, limit)]
+    ids, text, stop, limit, eos_ids = state
+    return [function(ids, text, eos_ids, stop, limit)]
 
 
 def check_why_finished(function: Callable[..., str | None]) -> Verdict:
@@ -785,6 +821,8 @@ FLOOR_SLIPS: Slips = slips_of(
     / peak, (4 → / peak + (4
     max( → (
         in the best case both overlap completely: not the sum
+    (4 * num_weights + kv_bytes) / → 4 * num_weights / bandwidth, kv_bytes /
+        weights and cache go through the same memory, one after the other: add their bytes
     max( → min(
         the slower of the two decides: max, not min
     / peak →

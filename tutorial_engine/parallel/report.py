@@ -79,7 +79,7 @@ class ParallelReport:
         itemsize = getattr(torch, self.dtype).itemsize
         difference, bound = self.max_difference, "not run"
         if difference is not None:
-            bound = f"≤ {bound_of(difference):.0e}" if self.logits_equal else "too much"
+            bound = f"≤ {bound_of(difference):g}" if self.logits_equal else "too much"
         ranks = [
             f"rank {rank}: {weights:,} bytes of weights, {kv:,} of K/V"
             for rank, (weights, kv) in enumerate(zip(self.weight_bytes, self.kv_bytes, strict=True))
@@ -98,7 +98,7 @@ class ParallelReport:
                 *(f"your MLP ran on each rank, {calls} times" for calls in mine),
                 f"all ranks the same logits, bit by bit, and the same events: "
                 f"{marks[self.ranks_agree]}",
-                f"max |Δ logit| against one rank: {bound} (allowed: 1e-4 · the largest logit) "
+                f"max |Δ logit| against one rank: {bound} (allowed: the largest logit / 10,000) "
                 f"{marks[self.logits_equal]}",
                 f"tokens equal to one rank's: {marks[self.tokens_equal]}",
             ]

@@ -1,4 +1,4 @@
-"""The memory calculator: any config.json, any machine, batch by batch.
+"""The memory calculator: a config.json, any machine, batch by batch.
 
 Draws what lab.sizing counts; measures nothing.
 """
@@ -168,13 +168,10 @@ class MemoryCalculator(Explorer):
             ("", BOUND),
             (
                 "as vLLM logs it",
-                f"GPU KV cache size: {plan.num_tokens:,} tokens (in whole blocks of {PAGE})",
+                f"GPU KV cache size: {plan.num_tokens:,} tokens, Maximum concurrency for "
+                f"{plan.context_len:,} tokens per request: {plan.concurrency:.2f}x",
             ),
-            (
-                "",
-                f"Maximum concurrency for {plan.context_len:,} tokens per request: "
-                f"{plan.concurrency:.2f}x",
-            ),
+            ("", f"a request takes whole blocks of {PAGE} tokens"),
         ]
 
     # -- the picture ------------------------------------------------------------------------------

@@ -66,8 +66,9 @@ def draws_picture(good: Sequence[str], bad: Sequence[str]) -> Picture:
 def margins_picture(margins: Sequence[float], gaps: Mapping[str, float]) -> Picture:
     """How often the best token leads by how much: a histogram of margins, top1 − top2 of logits.
 
-    `gaps` has the distance of neighbouring numbers of each format (name -> distance): below it a
-    rounding can swap the two. ValueError for no margin, or one that is not above 0.
+    Margins and `gaps` (format -> distance of neighbouring numbers at the size of the best logit)
+    are in gaps of the last format: below one gap a rounding can swap the two. ValueError for no
+    margin, or one that is not above 0.
     """
     if not margins or not gaps or min(*margins, *gaps.values()) <= 0:
         raise ValueError("give at least one margin and one format, and only numbers above 0")
@@ -78,7 +79,8 @@ def margins_picture(margins: Sequence[float], gaps: Mapping[str, float]) -> Pict
     ax.hist(margins, edges, color=BLUE, edgecolor=PAPER)
     ax.set(xscale="log", xlim=(edges[0], edges[-1]))
     log_marks(ax, 0.6, 8.0 * np.histogram(margins, edges)[0].max(), ROUND)  # 1 token is a bar
-    ax.set(xlabel="margin, top1 − top2 of the logits, logarithmic", ylabel="tokens, logarithmic")
+    unit = f"in gaps of {[*gaps][-1]} at its best logit"
+    ax.set(xlabel=f"margin of a token, {unit}, logarithmic", ylabel="tokens, logarithmic")
     ax.xaxis.set_major_formatter(PLAIN)
     ax.minorticks_off()
     parts = []
@@ -94,7 +96,7 @@ def margins_picture(margins: Sequence[float], gaps: Mapping[str, float]) -> Pict
     return finish(
         figure,
         f"Of {len(margins):,} margins {listed(parts)}. A gap is the distance of two neighbouring "
-        "numbers of the format, at the size of the largest logit.",
+        "numbers of the format, at the size of the token's best logit.",
     )
 
 
