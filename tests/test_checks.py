@@ -436,6 +436,7 @@ EXERCISES: dict[str, Exercise] = {
         [
             (inverted, "the mask is inverted"),
             (masked_after, "−inf BEFORE the softmax"),
+            (lambda q, k, v, m: q @ k.T / head_dim**0.5 @ v, "D is the size of the last axis"),  # type: ignore[name-defined]  # noqa: F821
             (lambda q, k, v, m: (q @ k.T + ~m * -INF).softmax(-1) @ v, "0 times −inf is NaN"),
             (lambda q, k, v, m: attention_by_loop(0.9 * q, k, v, m), "are divided by 3.14"),
             (lambda q, k, v, m: q, "other numbers, and no mix of the values"),

@@ -361,11 +361,12 @@ if predictions.reveal("window", 0 if "Rado" in story or "Mimo" in story else 1):
 
 # %% [markdown]
 # The sentences are still well formed: grammar needs only a few tokens. But the names are lost. After `·day` a name
-# must come. From there the window shows only one token of the two names: the last `o` of Mimo. With a larger window the
-# names come back, the second one first: it is nearer, and it comes five tokens later, after `·and`.
+# must come. From there the window shows only one token of the two names: the last `o` of Mimo. A name comes back
+# when the window reaches its first piece. `·Mi` is 14 places before `·and`, so a window of 15 is enough. `·R` is 19
+# places before `·day`: it needs 20.
 
 # %%
-for window in (8, 16, 20):
+for window in (8, 14, 15, 19, 20):
     print(f"window {window:2}: {mine.story(TWO, window=window)}")
 
 # %% [markdown]
@@ -376,10 +377,11 @@ for window in (8, 16, 20):
 # ## 6 · Many heads, fewer keys: GQA
 #
 # **Objective:** find the K/V head of a query head. Each head runs its own attention, and the results are
-# concatenated. In *grouped-query attention* (GQA) neighbouring query heads form a *group*. A group shares one *K/V
+# concatenated. A fourth learned matrix, W_o, mixes these H·D numbers, and gives a vector of the hidden size. In *grouped-query attention* (GQA) neighbouring query heads form a *group*. A group shares one *K/V
 # head*: one key and one value for each token. That saves memory, because keys and values are kept for later tokens.
 # This model has 6 query heads and 2 K/V heads: query heads 0, 1 and 2 read K/V head 0, the others K/V head 1.
-#
+
+# %% [markdown]
 # ### Exercise 4: which K/V head? (3 minutes)
 #
 # Write it for any model. All groups are equally large.
@@ -420,7 +422,7 @@ from tutorial_engine.learn import OwnAttention
 show_source(OwnAttention.one_sequence)
 
 # %% [markdown]
-# A plausible slip is `h % num_kv_heads`, the remainder. It also gives a valid number for every head, so the shapes
+# An easy mistake is `h % num_kv_heads`, the remainder. It also gives a valid number for every head, so the shapes
 # are right and no error is raised. `hear` runs a function without a check, for one story:
 
 
@@ -932,7 +934,7 @@ print(f"the logits of the last token are off by up to {(masked - unmasked).abs()
 print(f"but at {same} of {len(starts)} places the best token stays the same")
 
 # %% [markdown]
-# So a bad story where the unbroken model tells a good one shows a bug. A good story does not show that there is none.
+# If the unbroken model tells a good story and yours a bad one, there is a bug. A good story does not show that there is none.
 
 # %% [markdown]
 # ### The bug zoo
@@ -1045,7 +1047,7 @@ ablation_picture(FOLLOWS, [bars[0], *rows, bars[1]]) if answered else None
 # %% [markdown]
 # (L3 H3 stands for layer 3, head 3.) Without these heads the probability is nearly that of the story without Rado.
 # Without the other three, the *control*, it hardly changes. So these heads are needed. Do they also carry the name?
-# Then their output from *another* story must bring another name. We run the story with Rido, keep what heads 3, 4 and 5
+# If they do, their output from *another* story must bring another name. We run the story with Rido, keep what heads 3, 4 and 5
 # give at the last token, and put it into the story with Rado. This is called *activation patching*. Heads 0, 1 and 2
 # are the control again.
 

@@ -160,13 +160,16 @@ def check_attention(function: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
             return 'Minus infinity is a number: float("-inf")' * ("masked_fill" in words)
         if isinstance(error, NameError):
             names = getattr(getattr(function, "__code__", None), "co_names", ())
+            if "dim'" in words or "'D'" in words:
+                return f"D is the size of the last axis{CODE}k.shape[-1]"
             return 'In Python −∞ is float("-inf")' * ("inf" in names)  # `inf`, or math's
         if "ool" in words:  # of a mask of bools as a number or as one truth
             return "~mask turns each True into False, and each False into True"
         n, kv, size = len(cases[0][0]), *cases[0][1].shape
         if f"({kv}) must match the size of tensor b ({n})" in words:
             return (
-                "The sum over the keys has one number for each query; keepdim=True keeps the axis"
+                "Scores have a row for each query: q @ k.T. Or, if you wrote the sum over the keys "
+                "yourself, it has one number for each query; keepdim=True keeps the axis"
             )
         if f"({kv}x{size} and {n}x{kv})" in words:
             return "The shares stand to the left of the values"
@@ -579,7 +582,7 @@ LAYER_SLIPS: Slips = slips_of(
     own.rope(q, angles), own.rope(k, angles) → q, k
     rms_norm(q, → rms_norm(own.rope(q, angles),
     rms_norm(k, → rms_norm(own.rope(k, angles),
-        rope comes before q_norm and k_norm; it comes after them
+        rope comes before q_norm and k_norm; it must come after them
     attend(q, k, v) → attend(q, k, rms_norm(v, w.k_norm))
         v is normed as well; q_norm and k_norm norm q and k only
     attend(q, k, v) → attend(q, v, k)
