@@ -256,9 +256,9 @@ explorer
 #
 # <details><summary>Answer</summary>One by one 26 (0 to 25), static batching 18, prefill first 17, one rule 14.</details>
 #
-# The fifth, **mine**, runs the rule that you wrote last, right or wrong. Break it: let exercise 2 forget
-# the budget. Run that cell and its check, and the explorer's cell again. Choose *mine*: what happens in step 0? Then
-# let those who wait go before those who run. Who stalls? In the end put your rule right, and run its two cells again.
+# The fifth, **mine**, runs the rule that you wrote last, right or wrong. Break exercise 2: let each request run all that
+# it has left. Run that cell and its check, and the explorer's cell again. Choose *mine*: what happens in step 0? Put the
+# budget back. Now let those who wait go before those who run. Who stalls? In the end put your rule right.
 #
 # <details><summary>Answer</summary>Without the budget, step 0 runs 17 tokens where 8 are allowed. With those who wait in
 # front, C stalls in step 8, and D in step 10.</details>
@@ -320,7 +320,7 @@ print("the tokens that they get alone:", next_ids == [alone["A"][1], alone["B"][
 # **Objective:** find your rule in the real scheduler.
 #
 # `schedule` goes through the running requests, and then through the waiting ones. For each it asks
-# `num_tokens_to_run`, its version of your exercise 1, and then the cache for slots. `plan` notes what the step runs
+# `num_tokens_to_run`, its version of your exercise 1, and then the cache for slots (`admit`, not shown). `plan` notes what the step runs
 # so far, and `plan.budget` is what is left.
 
 # %%
@@ -597,7 +597,7 @@ throughput_latency(curves, "TPOT", "requests at once (max_num_seqs)") if answere
 # Each point is an engine with another `max_num_seqs`. Why 2 to 3 times? At 1 ms a token, a step with one request lasts
 # 10 + 1 ms, and one with 16 lasts 10 + 16 ms. The measured ratio is a little more, because the rest of the prompts is
 # read between the first two tokens. The first doublings are cheap: two at once cost little and give nearly twice the
-# tokens. The last two printed lines compare that with the doubling from 8 to 16. A server is tuned by choosing a point on
+# tokens. The last two printed lines compare the doubling from 1 to 2 with that from 8 to 16. A server is tuned by choosing a point on
 # such a curve. On the line of the large GPU the TPOT hardly grows.
 
 # %%
@@ -773,8 +773,8 @@ lines = {"longest gap of A": [*longest.values()], "TTFT of L": [*ttft_of_l.value
 sweep(BUDGETS, lines, "token budget of a step", "ms") if chosen else None
 
 # %% [markdown]
-# Chunking does not raise the throughput: every token still has to run. With a budget of 16 it does not lower it
-# either, because the chunks ride along in steps that A needs anyway. L pays for the short gaps of A: its first token
+# Beside the same rule with a large budget, chunking brings no throughput. (Beside prefill first it does: section 7.) Here it
+# costs none either, because A needs these steps anyway. On a full engine small budgets cost a lot. L pays for the short gaps of A: its first token
 # comes later. So the token budget is a dial between the users who decode and the user who comes.
 #
 # **Which budget does a real server have?** Not 16. Here is the same run at the price of a large GPU, 0.05 ms a token:
@@ -867,8 +867,8 @@ throughput_latency(curves, "TTFT p95", "requests per second", full) if chosen el
 # %% [markdown]
 # As long as there is room, throughput follows the users, and the latency hardly changes. Near the number of
 # users that you counted, the engine is full. (The curve turns a little earlier, because users who come at random times
-# sometimes come all at once.) From then on the queue grows as long as users keep coming: no scheduler
-# can prevent this. Under static batching even few users wait long.
+# sometimes come all at once.) From then on the queue grows as long as users keep coming. No scheduler
+# can prevent this. A server can only refuse users. Under static batching users wait long even when few come.
 
 # %% [markdown]
 # ## 11 · Fairness
@@ -990,7 +990,7 @@ if predictions.reveal("starve", answer):
 
 # %% tags=["exercise"]
 class Fair(Scheduler):
-    """The shortest prompt is next; but who has waited for at least `patience` seconds goes before."""
+    """The shortest prompt is next; but who has waited for at least `patience` seconds is first."""
 
     patience = 0.1  # seconds on the engine's clock
 
@@ -1014,12 +1014,12 @@ three = ["first come, first served", "shortest first", "fair"]
 tell(*three)
 
 # %% [markdown]
-# With a patience of 0.1 s only the longest wait is as promised. Requests come faster (one every 40 ms) than they are
+# With a patience of 0.1 s only the second promise is kept. Requests come faster (one every 40 ms) than they are
 # served (70 ms each). So soon nearly everybody has waited for 0.1 s, and they are served in the order of arrival.
 #
 # First come, first served lets no short one go before L, and shortest first lets all twelve. Each short one before L
 # makes the mean smaller by one fixed amount, and the TTFT of L larger by another. (Divide the differences in the table
-# by 12.) Start at 351 and 126. How many short ones until the mean is at most 300? How many may go before the TTFT of L
+# by 12.) Start at 351 and 126. How many short ones until the mean is at most 300? How many may overtake L before the TTFT of L
 # is over 600?
 
 # %%
@@ -1161,7 +1161,7 @@ print(f"{sum(row.ok for row in rows)} of {len(rows)} paths ✔, the last one is 
 run = server.serve(PROMPTS, SamplingParams(max_tokens=400), max_num_batched_tokens=16)
 
 # %% [markdown]
-# ## 14 · When it does not win
+# ## 14 · When batching anew does not win
 #
 # **Objective:** know when continuous batching gains nothing over static batching. Here are six ways in which work can come
 # to four places.
@@ -1210,7 +1210,7 @@ print(others_beside_vllm(model, tokenizer, lesson=3))
 server.beside_vllm()
 
 # %% [markdown]
-# The same decisions, from your few lines. With those who wait in front it is 212 steps: in step 1, r0 still has 2 tokens
+# The same decisions, from your few lines. If those who wait went first, only 212 would agree: in step 1, r0 still has 2 tokens
 # of its prompt to run, but r1, which came later, takes the whole budget. vLLM's scheduler has 3,436
 # lines, because a server needs much more: pictures, adapters, several machines, priorities. What it does when memory
 # runs out is the subject of the next two notebooks.
@@ -1224,7 +1224,7 @@ server.beside_vllm()
 #
 # In papers, planning anew for each step is called *iteration-level scheduling*
 # ([Orca](https://www.usenix.org/conference/osdi22/presentation/yu), 2022), and by NVIDIA *in-flight batching*. Chunks beside
-# those who decode come from [Sarathi-Serve](https://arxiv.org/abs/2403.02310) (2024).
+# those who decode come from [SARATHI](https://arxiv.org/abs/2308.16369) (2023).
 #
 # <details><summary>Not in this lesson</summary>
 # <p><b>Speculative decoding.</b> A small model guesses tokens, and the large one checks several in one forward. It is

@@ -218,10 +218,11 @@ class Scheduler:
         if not scheduled:
             overridden = vars(type(self)).keys() if type(self) is not Scheduler else ()
             own = [name for name in overridden if callable(getattr(Scheduler, name, None))]
+            rule = f"one of its own methods ({', '.join(own)})" if own else "its rule"
             raise RuntimeError(
-                f"{policy} planned nothing, and {left} are not over: either one of its own methods "
-                f"({', '.join(own)}) refuses all of them (is a `return` missing?), or the memory "
-                "has no room for one of them alone: engine.abort_request(id) ends one"
+                f"{policy} planned nothing, and {left} are not over: either {rule} gives none of "
+                "them a token (is a `return` missing?), or the memory has no room for one of them "
+                "alone: engine.abort_request(id) ends one"
             )
 
     def _check_choice(self, request: Request) -> None:

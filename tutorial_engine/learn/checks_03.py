@@ -293,6 +293,7 @@ LATER = (Job("o", 3, 6, 100), Job("M", 30, 4, 101), Job("n", 3, 6, 102))  # nobo
 # K comes a little later than L, and is shorter; both wait while short ones come
 AT_ONCE = (Job("L", 40, 4), Job("s", 3, 6), Job("n", 2, 6, 1))  # L has waited for exactly 0 s
 CROWD = (Job("s", 3, 6), Job("L", 40, 4, 1), Job("K", 20, 4, 2), *SHORT_ONES[1:], *LATER)
+TURNED = (Job("s", 3, 6), Job("K", 20, 4, 1), Job("L", 40, 4, 2), *SHORT_ONES[1:])  # K is first
 
 
 def _watched(policy: type[Scheduler], **attributes: object) -> type[Scheduler]:
@@ -416,6 +417,8 @@ FAIR_SLIPS: Mapping[str, Any] = {
     request.arrival) → request.num_prompt_tokens)
         of those who have waited for so long, the one that came first is next: by arrival, not by
         length
+    min(late, key=lambda request: request.arrival) → max(late, key=lambda r: r.num_prompt_tokens)
+        of those who have waited for so long, the one that came first is next, not the longest
     min(late, key=lambda request: request.arrival) → late[-1]
         of those who have waited for so long, the one that came first is next, not the last one
     min(late, → max(late,
@@ -456,6 +459,7 @@ def check_fair(policy: type[Scheduler]) -> Verdict:
 
     told = " or ".join(f"{patience:.2f}" for patience in PATIENCES)
     cases = [*((CROWD, patience) for patience in PATIENCES), (AT_ONCE, 0.0)]
+    cases.append((TURNED, PATIENCES[0]))
     return _check_policy(
         *("fair", policy, Fair, cases, FAIR_SLIPS),
         f"fair: with a patience of {told} s the right one is always next",
