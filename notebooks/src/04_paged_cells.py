@@ -127,16 +127,15 @@ server.use(num_blocks, check_num_blocks)
 # request gets when it is alone. Below, your function decides how many blocks the pool has. Without `memory_bytes` it
 # has 12.
 #
-# You write the parts `find`, `free`, `take` and `slots_for` in notebook 05. Here the package's run.
+# You write the parts `find`, `free`, `take` and `slots_for` in notebook 05. In this notebook the package's versions run.
 
 # %%
 run = server.serve(PROMPTS, params, memory_bytes=200_000)
 print("the pool has", run.trace.settings["num_blocks"], "blocks")
 
 # %% [markdown]
-# When vLLM starts, it prints two numbers about its pool. The first is how many tokens fit if
-# every request has the greatest allowed length (here that is the whole pool). The second is how many such requests
-# fit.
+# When vLLM starts, it prints two numbers about its pool. The second is how many requests of the greatest allowed length
+# fit. The first is how many tokens these have.
 
 # %%
 predictions.ask(
@@ -251,7 +250,8 @@ block_view(on_pages.trace.trace(), step=2, labels=labels, simple=True) if chosen
 #
 # Before a token runs, its position `pos` needs a slot. If the table has no block for it yet, take the first block out of
 # `free_blocks`, and append it to the table. Change both lists in place. Return the slot. If a block is needed and none
-# is free, change nothing and return `None`. (A table can have blocks ahead, for tokens that run later.)
+# is free, change nothing and return `None`. (The check also tries tables with
+# blocks ahead.)
 #
 # <details><summary>Hint</summary>In which logical block does <code>pos</code> lie? When does the table have no block for it
 # yet? The slot is that of exercise 2.</details>
@@ -405,7 +405,8 @@ print("the pool has", storage.num_slots, "slots,", storage.num_bytes // 1024, "K
 # - in the end the output is acc / l
 
 # %% [markdown]
-# The factor e^(m − m′) corrects what was summed up with the old m. Here one query reads its four blocks. In the
+# The factor e^(m − m′) corrects what was summed up with the old m: e^(s − m) · e^(m − m′) = e^(s − m′). In code, m′ is the
+# new `m`, and `acc` is short for accumulator. Here one query reads its four blocks. In the
 # second row of the picture, l′ = 2.15 · 0.231 + 1.30 = 1.80, where 1.30 is the sum of its four e^(s − m′):
 
 # %% tags=["figure-running-softmax"]
@@ -416,9 +417,9 @@ running_softmax_picture(record_softmax(model, tokenizer, PROMPTS, layer=2, head=
 # %% [markdown]
 # ### Exercise 4: attention in place (15 minutes)
 #
-# Read one block at a time, and never put blocks together. Stop after `kv_len` tokens, for two reasons: the last block
-# may be open, and the table may already have blocks for tokens that run later. Slots without a token may hold
-# anything. A score is q · k / √D, as in notebook 01.
+# Read one block at a time, and never put blocks together. Stop after `kv_len` tokens: slots without a token may hold anything.
+# The engine calls you once for each query, with `kv_len` = its position + 1. So `kv_len` is the causal mask: the first
+# queries of a prompt get a table with blocks that they must not read. A score is q · k / √D, as in notebook 01.
 #
 # <details><summary>Hint</summary>How many blocks have a token of the request? (<code>-(-a // b)</code> rounds up.) How many
 # slots of the last one count? Begin with <code>m = torch.tensor(-torch.inf)</code>, <code>l = 0</code>,
@@ -457,8 +458,8 @@ run = server.serve(PROMPTS, params)
 # %% [markdown]
 # From now on `server` attends in place. Your function is called for each query, head and layer. Here is
 # the package's loop, for all heads and all new tokens at once. Find your own lines in it. `by_kv_head` puts the
-# query heads that share a K/V head together. `bmm` is `@` for all K/V heads at once. The mask is new: it keeps a new
-# token from seeing later ones.
+# query heads that share a K/V head together. `bmm` is `@` for all K/V heads at once. It has a mask, where
+# yours has a `kv_len` for each query.
 
 # %%
 from tutorial_engine.cache import NaivePagedAttention, attend_in_blocks
@@ -514,7 +515,7 @@ for name, backend in ways.items():  # measured here
 
 # %% [markdown]
 # On a CPU the loop is the slowest. Each turn starts several PyTorch operations for one small block, and that costs more
-# than the copy that was saved. Gathering starts the fewest. So our engine gathers unless it is told otherwise.
+# than the copy that was saved. Gathering starts the fewest operations. So our engine gathers unless it is told otherwise.
 #
 # <details><summary>And on a GPU?</summary>
 #
@@ -594,7 +595,7 @@ print(a_gap())
 
 # %% [markdown]
 # `head` in the print is no attention head. It is where the search for a free cell begins: behind the token that was
-# placed last, or at a freed cell if that is earlier.
+# placed last, or at a freed cell if that is earlier. After the last cell comes cell 0 again. A used cell is passed over.
 
 # %%
 predictions.ask(
@@ -639,6 +640,9 @@ from tutorial_engine.learn import check_visible
 on_cells = OwnServer(model, tokenizer, memory="cells", num_cells=48)
 on_cells.use(visible, check_visible)
 
+# %% [markdown]
+# The next cell asks for two answers to each prompt (`n=2`).
+
 # %%
 from tutorial_engine.trace import Preempted
 
@@ -651,12 +655,12 @@ for event in run.trace.events:
         print(f"step {event.step}: {event.request_id} gives all its cells back")
 
 # %% [markdown]
-# The two answers of a request (`n=2`) share all its prompt cells except the last. In our engine each second answer
+# The two answers of a request share all its prompt cells except the last. In our engine each second answer
 # (`A.1`, `B.1`, `C.1`) runs the last prompt token again, in a cell of its own, to get a row of logits.
 #
 # The six answers need more than 28 cells. So four of them give all their cells back, B's second answer even twice.
-# Later each of them runs all its tokens again, in cells of its own. C's first answer waits for this between two of
-# its tokens: that is why its TPOT is 25.2 ms.
+# Later each of them runs all its tokens again, in cells of its own. C's first answer waits, between two of its
+# tokens, until they have run again: that is why its TPOT is 25.2 ms.
 
 # %% [markdown]
 # Our engine gathers the visible cells, sorted by position. llama.cpp gathers nothing: its attention reads all cells
@@ -664,8 +668,8 @@ for event in run.trace.events:
 # order does not matter, because RoPE is in each key.
 
 # %% [markdown]
-# In the explorer you change cells by hand, and the real model runs on them. Its buttons have the names of llama.cpp's
-# operations. `seq_cp` shares cells: it adds an owner, and copies nothing (in one table). `seq_rm` takes an owner away,
+# In the explorer you change cells by hand, and the real model runs on them. `seq_rm`, `seq_cp`, `seq_keep` and `seq_add`
+# have llama.cpp's names. `seq_unshare` is ours: it copies shared cells. (*apply K-shift* belongs to section 8.) `seq_cp` shares cells: it adds an owner, and copies nothing (in one table). `seq_rm` takes an owner away,
 # and a cell without owners is free. The explorer opens at the end of a short story. Step back, and read what each
 # operation did.
 
@@ -780,12 +784,13 @@ shift_picture(gaps, discard=6) if chosen else None
 # In every layer but the first, K and V are made from the output of the layer before. That layer had already read the
 # dropped tokens. The shift changes only the position of a key. So these K and V still depend on the dropped tokens.
 # How much does that matter? Here is the text that follows, once with the shift and once from a fresh run. The last
-# three examples differ only in what is forgotten.
+# four examples differ only in what is forgotten.
 
 # %%
 from tutorial_engine.lab import shifted_text
 
-begins = (PROMPTS[0], "Once upon a time Anna had a green hat.", "Mia had a yellow duck.")
+begins = [PROMPTS[0], "Once upon a time Anna had a green hat."]
+begins += ["Mia had a yellow duck.", "Ben had a blue ball, he said."]
 for text, discard in ((twenty, 6), *((begin + " Ben took the", 10) for begin in begins)):
     told = shifted_text(model, tokenizer, text, discard, shift=own)
     print(f"forgotten: {told.forgotten!r}, kept: {told.kept!r}")
@@ -794,9 +799,9 @@ for text, discard in ((twenty, 6), *((begin + " Ben took the", 10) for begin in 
     print(f"  {told.num_same} of {told.num_tokens} tokens are the same before the texts differ")
 
 # %% [markdown]
-# The texts differ from a fresh run. They do not repeat what was forgotten: the red kite and the green hat give the
-# same text. But it is not gone: with "Mia had a yellow duck." instead, the text is another one. The tokens that stayed
-# still depend on it.
+# The texts differ from a fresh run. It looks as if "kite" and "yellow" were remembered. But with a green hat forgotten,
+# the text also says "yellow kite", and with a blue ball "red kite". These words are chance. Still, what was forgotten has influence: the tokens that
+# stayed depend on it.
 
 # %%
 box("context_shift")
@@ -821,8 +826,10 @@ layouts_picture(layouts(few_numbers), layer=1, token=1, num_tokens=5)  # the las
 # %% [markdown]
 # A forward reads K and V of one layer at a time. By token, every token is a piece of its own: 1000 tokens are 1000
 # pieces. By layer they stay 2, if they are neighbours; in scattered blocks of 16, up to 126, each of up to 16 tokens.
-# With heads first there are twice as many here. So by default vLLM, SGLang and llama.cpp keep the data by layer. (In
-# vLLM 0.32 on a GPU, K and V of a token lie side by side inside a layer's block.)
+# With heads first there are twice as many here. In scattered cells there are 2000 by layer, more than by token. So the
+# count alone does not decide. But a kernel gets the tensor of one layer, and neighbours are one long piece in it. By
+# default vLLM, SGLang and llama.cpp keep the data by layer. (In vLLM 0.32 on a GPU, K and V of a token lie side by
+# side inside a layer's block.)
 #
 # Our pages and cells are as in the second row, our rows as in the third.
 
@@ -862,7 +869,7 @@ dial(points) if chosen else None
 #   in blocks of an earlier request (notebook 05).
 # - **Pages of 16 and 32** find nothing, because 8 tokens fill no such block. They also leave more slots empty. So
 #   fewer requests run *at once*, and some are *preempted*: they give their memory back and run again.
-# - **Cells** leave no slot empty at the end of a block, but cannot find earlier tokens.
+# - **Cells** leave no slot empty at the end of a block, but here nobody keeps those of earlier requests.
 # - **Rows** have room for four requests only.
 
 # %% [markdown]
@@ -892,7 +899,7 @@ for name, backend in ways.items():  # measured here
     print(f"{name:18}" + "".join(f"{ms:8.1f}" for ms in least))
 
 # %% [markdown]
-# It does. Each block is one turn of the loop, so with blocks of 1 the loop is ten times slower or more than with
+# Reading in place does depend on it. Each block is one turn of the loop, so with blocks of 1 the loop is ten times slower or more than with
 # blocks of 16. So 16 is a compromise. Larger blocks mean fewer turns and less bookkeeping. Smaller blocks waste less,
 # and find more of a common beginning. In a kernel a turn starts no PyTorch operations, so small blocks cost less
 # there. SGLang's default is 1 where the attention kernel allows it (on Blackwell GPUs the default kernel makes it

@@ -178,7 +178,8 @@ print("tokens found in the prefix cache:", found_by(run))
 # If two different texts had the same hash, one user would read another user's K and V. The package uses SHA-256, which
 # makes this practically impossible. But a short TTFT tells a user that somebody has sent this text before. A **salt**
 # prevents this: the first hash of a chain begins with a text of your choice. Then only requests with the same salt
-# share blocks, for example those of one user. Here the salt belongs to the memory (`use_salt`), in vLLM to each request.
+# share blocks, for example those of one user. Here `use_salt` sets it for the requests that come from
+# now on. In vLLM each request brings its own.
 
 # %% [markdown]
 # SGLang has the same idea without blocks. It keeps texts in a *radix tree* until they are evicted: a branch holds tokens,
@@ -202,11 +203,12 @@ box("radix")
 # block gets its hash when the step is planned, before its K and V are written. In each layer, attention first
 # writes the K and V of all tokens of the step, and only then reads.</details>
 #
-# <details><summary>What if the forward fails?</summary>Then some layers may have written K and V, and others
+# <details><summary>What if the forward fails?</summary>In our engine: then some layers may have written K and V, and others
 # not. So the hashes of this step are taken back. The request that was computing the tokens runs them again. If it was
 # cancelled, the request that found these blocks runs them.</details>
 #
-# <details><summary>What if two requests compute the same block?</summary>Both get the same hash. The first one is found; when
+# <details><summary>What if two requests compute the same block?</summary>(For example, a prompt of 12 tokens comes twice. Its
+# third block runs again, because one token must run.) Both get the same hash. The first one is found; when
 # it is evicted, the second one is found.</details>
 #
 # <details><summary>What if a user asks for two answers to one prompt (<code>n=2</code>)?</summary>vLLM runs two requests, and
@@ -426,7 +428,7 @@ if predictions.reveal("zoo", {0: "none of them", 2: "two", 5: "all five"}[wrong_
 #
 # The *hit rate* is the share of prompt tokens that were hits in the prefix cache. Below are five real runs
 # of our engine, with three requests each. A and C begin with the same text, or so their user thinks, and still
-# the hit rate is 0 %. Here are six explanations. One of them is never the cause:
+# the hit rate is 0 %. Here are six explanations. One of them is never the cause here, nor in vLLM:
 
 # %% jupyter={"source_hidden": true}
 from tutorial_engine.lab import BEGINS, EVICTED, NOT_YET, RUNNING, SALT, SHORT, cases
@@ -521,7 +523,7 @@ if chosen:
 timeline(scarce.trace.trace()) if chosen else None
 
 # %% [markdown]
-# A victim loses its blocks and keeps its tokens, the new ones included. It waits at the front of the waiting requests. When it
+# The *victim*, the preempted request, loses its blocks and keeps its tokens, the new ones included. It waits at the front of the waiting requests. When it
 # is admitted again, it runs all its tokens like one long prompt. This is *preemption by recompute*. In the picture,
 # *recompute* counts the tokens that run when a request comes back: those that it has lost, and its newest one.
 #
@@ -531,7 +533,7 @@ timeline(scarce.trace.trace()) if chosen else None
 # %% [markdown]
 # ### Exercise 5: who gives way? (10 minutes)
 #
-# Who gives way means: who is preempted? `running` has the running requests in the order of admission. Your function gets
+# Who gives way means: who is preempted? `running` has the running requests in the order of admission. Your function must find
 # slots for one of them, `request`:
 #
 # - `allocate(request)` gives its slots, or None if there is no room. (This is the engine's, for all new tokens of a
@@ -596,8 +598,8 @@ explorer
 # refused when it is added.)
 #
 # <details><summary>Why are the blocks of the victim not copied away, and back later?</summary>This is called
-# <i>swapping</i>. A block is one piece of K and one of V in every layer, and each piece needs a copy of its own. So with
-# small blocks recompute is cheaper, and with large ones swapping. vLLM could swap in the past. Its v1 cannot.</details>
+# <i>swapping</i>. In the first vLLM, as here, a block is one piece of K and one of V in every layer, and each piece needs a
+# copy of its own. So with small blocks recompute was cheaper, and with large ones swapping. vLLM's v1 cannot swap.</details>
 
 # %%
 box("swap")
@@ -607,15 +609,15 @@ box("swap")
 #
 # **Objective:** see *thrash*, and what prevents it.
 #
-# A prompt may run in chunks, and takes its blocks chunk by chunk. The package admits a request if there is room for the
-# whole prompt. A second rule asks only for room for the first chunk. Both serve these requests:
+# A prompt may run in chunks, and takes its blocks chunk by chunk. The package admits a request if its whole prompt fits.
+# A second rule asks only for room for the first chunk. Both serve these requests:
 #
 # | setting | value |
 # |---|---|
 # | pool | 100 blocks of 4, no prefix cache |
 # | prompts of users A to D | 10, 7, 11 and 15 |
 # | new tokens of each | 32 |
-# | prompt of E, the last to come | 387: fits only when the others are done |
+# | prompt of E, the last in the queue | 387 (97 blocks): fits when the others are done |
 # | first chunk of E | 256 |
 
 # %%
@@ -657,9 +659,10 @@ for one in when_full(kept):
     print(f"{one.request_id} had {one.num_tokens}, finds {one.num_found}")
 
 # %% [markdown]
-# (264, not 256: the text of E begins like that of A, so E found 8 tokens at once.) What E finds needs room, too. It finds 232 tokens, and the other 155 fit into one chunk. So the second rule asks for
-# room for all 387, like the first one, and E waits. In the meantime the users took some of its blocks, so it does not
-# find all 264. If they took many more, it could thrash again.
+# E had 264 tokens: 8 that it found, because its text begins like that of A, and its chunk of 256. What E finds needs room, too.
+# If it came back at once, it would find all 264, and the other 123 fit into one chunk. So the second rule asks for room
+# for all 387, like the first one, and E waits. In the meantime the users take some of its blocks, so in the end it
+# finds 232. If they took many more, it could thrash again.
 
 # %%
 box("admission")

@@ -229,7 +229,12 @@ def _differs(got: Tensor, want: Tensor, *_: object) -> str:
 
 
 def _not_in_place(function: Attention, cases: Sequence[Case]) -> str:
-    """Right numbers: are they right in a real pool, and for large scores, without a gather?"""
+    """Right numbers: with other sizes, in a real pool, for large scores, and without a gather?"""
+    draw = torch.Generator().manual_seed(5)
+    q, k, v = (torch.randn(*shape, 6, generator=draw) for shape in ((), (3, 2), (3, 2)))
+    small = Case(q, k, v, [2, 0], 3)
+    if not close(function(*deepcopy(small)), right(*small), TOLERANCE):
+        return "with blocks of 2 and D = 6 it is wrong: take both sizes from k_pool.shape"
     for case in cases:
         if not close(function(*deepcopy(case.poisoned())), right(*case), TOLERANCE):
             return (

@@ -173,7 +173,7 @@ BOXES = {
         "two requests with the same beginning in the same step",
         "In vLLM (with attention layers) the second one finds the beginning at once, as here; in "
         "SGLang it depends on the "
-        "policy; in llama.cpp both run it.",
+        "policy; in llama.cpp both run it, also in later steps: a busy slot is not looked at.",
         "cache.blocks.BlockManager.cache_full_blocks",
         "The blocks that a step computes get their hashes when it is planned, so the second one "
         "finds them in the same step.",
@@ -300,7 +300,8 @@ BOXES = {
         "Rows: yes, each user has max_model_len. Pages and cells: no, all share one pool.",
         "No: one pool of blocks (BlockPool in vllm/v1/core/block_pool.py).",
         "No: one pool (python/sglang/srt/mem_cache/memory_pool.py).",
-        "It depends. With a number of slots given (-np), each has its part of -c (n_ctx_seq in "
+        "It depends. With a number of slots given (-np; a slot there is a place for a request), "
+        "each has its part of -c (n_ctx_seq in "
         "src/llama-context.cpp). With --kv-unified (-kvu), which is on where the number of slots "
         "is not given (tools/server/server.cpp), all share one buffer.",
     ),

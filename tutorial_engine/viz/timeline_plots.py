@@ -194,7 +194,7 @@ def _caption(run: Rows) -> str:
     lost = sum(share.kind == "preempted" for share in shares)
     if lost:
         again = sum(share.num_again for share in shares)
-        said += f"; {lost} preempted, {tokens(again)} computed again"
+        said += f"; {lost} preempted, {counted(again, 'lost token')} computed again"
     return said + "."
 
 
