@@ -371,7 +371,7 @@ for window in (8, 14, 15, 19, 20):
 
 # %% [markdown]
 # The limit holds for *one layer*. In the layer before, each token in the window has already read from the 7 tokens
-# before it. So each layer reaches 7 places further. Only a model that is trained with a window learns to use this.
+# before it. So each layer reaches 7 places further. This model was not trained with a window, and does not use it.
 
 # %% [markdown]
 # ## 6 · Many heads, fewer keys: GQA
@@ -858,7 +858,7 @@ print(f"so H·D need not equal the hidden size: W_o is {w_o.shape[0]} x {w_o.sha
 # %% [markdown]
 # ## 11 · The same logits as transformers
 #
-# **Objective:** prove that the model is right. `transformers` loads the same checkpoint with its own code. We
+# **Objective:** test that the model computes what `transformers` computes. `transformers` loads the same checkpoint with its own code. We
 # compare every logit at every position: first with PyTorch's own attention function, which the package normally
 # uses, then with the naive attention of section 4.
 
@@ -1183,8 +1183,8 @@ print(f"without two of the other four heads of layer 1, {least} or more")
 print(f"without L0 H4, {alone.pop(4)} of {right}; without another of layer 0, {min(alone)} or more")
 
 # %% [markdown]
-# The other four heads of layer 1 are the control: without two of them most hits are left. (Without H3 alone, or without H5
-# alone, most are left, too: they do the same job.) So copying takes two steps. The picture shows both in our story. At the bottom, the heads of step
+# The other four heads of layer 1 are the control: without two of them most hits are left. Without H3 alone, or H5 alone,
+# most are left as well: only when both are gone does copying stop. (H4, which looks two back, matters as much as one of them.) So copying takes two steps. The picture shows both in our story. At the bottom, the heads of step
 # 1 are silenced for one token only, the `a`. Then step 2 cannot find this token.
 
 # %% tags=["figure-two-steps"]

@@ -33,7 +33,7 @@ print([len(ids) for ids in prompts], "tokens")
 #
 # A cache is the model's memory of a text: a key (K) and a value (V) for each token, in each layer. The place of a token
 # is its *slot*. Here are the memories of two texts that differ in one token, in slot 1. The K and V of this token, in the
-# last layer only, were copied to the upper memory, and the story uses the other name. You will do this in section 4.
+# last layer only, were copied to the upper memory of the picture, and the story uses the other name. You will do this in section 4.
 
 # %% tags=["figure-transplant"]
 from tutorial_engine.viz import transplant_picture
@@ -542,9 +542,9 @@ print(tokenizer.decode(token_ids))
 mine.tell(PROMPTS[0])
 
 # %% [markdown]
-# A *request* is one prompt, and how its text is to go on. In the package it counts those of its tokens whose K and V are in
-# the cache: `num_computed_tokens`. All layers write to the same positions, so the counter moves once for each forward: here
-# after it.
+# A *request* is one prompt, and how its text is to go on. The package stores for each request how many of its tokens
+# have K and V in the cache: `num_computed_tokens`. All layers of a forward write to the same positions, so this number
+# grows once for each forward, and not in each layer.
 
 # %% [markdown]
 # ## 6 · One storage and a map
@@ -793,8 +793,10 @@ caught = zoo(BUGS_02, lambda: logits_of(story, new))
 print(f"{caught} of {len(BUGS_02)} bugs are caught")
 
 # %% [markdown]
-# The fourth bug is not caught. A test finds only what it runs.
-#
+# The fourth bug is not caught. A test finds only what it runs: a forward of one query needs no mask (section 2), so the package
+# does not run this line for it. (With `is_causal=True` in all forwards, decodes would be wrong, too.)
+
+# %% [markdown]
 # ### Exercise 6: a test that catches all four (10 minutes)
 #
 # Write a test. It gets the function `logits_of`, calls it with a prompt, new tokens and a chunk size of your choice,
@@ -804,11 +806,11 @@ print(f"{caught} of {len(BUGS_02)} bugs are caught")
 #
 # <details><summary>Hint</summary>Read the changed line of the fourth bug. The package attends in blocks of queries:
 # <code>start</code> is the first query of a block, <code>rows</code> their number, and <code>end</code> says how many
-# keys the block gets. For which <code>q_len</code> and <code>kv_len</code> do both lines say the same? Look at the last
-# chunk, too.</details>
+# keys the block gets. A forward with one query needs no mask, so it does not pass this line. For which other
+# <code>q_len</code> and <code>kv_len</code> do both lines say the same? Look at the last chunk, too.</details>
 #
 # <details><summary>How few?</summary>Four: two chunks of two tokens, and no new token. The second chunk has earlier keys
-# in the cache, so it shows the first three bugs, too. A chunk of one query hides the fourth.</details>
+# in the cache, so it shows the first three bugs, too. A chunk of one query hides the fourth: it does not pass the line.</details>
 
 
 # %% tags=["exercise"]
@@ -1098,10 +1100,11 @@ print(f"MLA, a cached token: {flops:,} FLOPs, {moved:,} bytes: {flops / moved:.0
 # the bytes. For a cached token, each of H heads does 2·D FLOPs for q·k, and 2·D for share·v. K and V are 2·H_kv·D numbers
 # of 2 bytes. That is **H/H_kv FLOPs a byte, whatever the batch or the context**: 2 for Qwen3-0.6B, 4 for
 # Llama-3.1-8B, 1 with MHA. (The table counts the weights, too, so it comes near 2 only with long contexts.) So with MHA and
-# GQA decode stays memory-bound. With MLA all 128 heads share one vector: its attention lies beyond this ridge.
+# GQA the *attention* of a decode stays memory-bound. With MLA all 128 heads share one vector: its attention lies beyond this ridge.
 
 # %% [markdown]
-# The memory is often full long before the batch reaches the ridge: K and V of 512 · 4,096 tokens take 224 GiB, and the GPU has 24.
+# With short contexts a batch can bring the whole forward to the ridge. With 4,096 tokens each no batch does: 4.5 is nearly
+# the limit. And K and V of 512 · 4,096 tokens would take 224 GiB, and the GPU has 24.
 
 # %%
 print(predictions.score())
@@ -1403,9 +1406,9 @@ print("tokens whose two best logits are equal when they are rounded to bf16:", t
 margins_picture(margins, {"fp32": eps["float32"] / eps["bfloat16"], "bf16": 1})
 
 # %% [markdown]
-# No margin of 20 stories is below the gap of fp32. But many servers compute in bf16, and there 114 of 2,729 are. At 73 of
+# No margin of 20 stories is below the gap of fp32. But many servers compute in bf16, and there 114 of 2,729 margins are smaller than a gap. At 73 of
 # them one rounding, of the logits alone, makes a tie. Roundings add up on the way through the layers, so even more are
-# in danger. One such token is enough: after it the two texts go their own ways.
+# in danger. One token that really changes is enough: after it the two texts go their own ways.
 
 # %% [markdown]
 # **A token that changes.** In the tiny model such small margins are rare, so we build them. A hidden state [s, s]
@@ -1474,7 +1477,7 @@ print(table(rows))
 # raise the second, by the tolerance each. So equal tokens are certain only where the margin is more than twice the
 # tolerance. Here all margins are.
 #
-# **Edited memory.** The transplant of section 4, V alone, in every memory that there is. *Pages* and *cells* are
+# **Edited memory.** The transplant of section 4, V alone, in every memory of this course. *Pages* and *cells* are
 # the memories of notebook 04. The reference has no cache: its attention gets the other V in each forward.
 
 # %%

@@ -828,10 +828,10 @@ layouts_picture(layouts(few_numbers), layer=1, token=1, num_tokens=5)  # the las
 # pieces. By layer they stay 2, if they are neighbours; in scattered blocks of 16, up to 126, each of up to 16 tokens.
 # With heads first there are twice as many here. In scattered cells there are 2000 by layer, more than by token. So the
 # count alone does not decide. But a kernel gets the tensor of one layer, and neighbours are one long piece in it. By
-# default vLLM, SGLang and llama.cpp keep the data by layer. (In vLLM 0.32 on a GPU, K and V of a token lie side by
-# side inside a layer's block.)
-#
-# Our pages and cells are as in the second row, our rows as in the third.
+# default vLLM, SGLang and llama.cpp keep the data by layer.
+
+# %% [markdown]
+# (In vLLM 0.32 on a GPU, K and V of a token lie side by side inside a layer's block.) Our pages and cells are as in the second row, our rows as in the third.
 
 # %% [markdown]
 # ## 10 · Which block size?

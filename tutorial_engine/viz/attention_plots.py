@@ -238,7 +238,7 @@ def cost_picture(tokens_run: Sequence[int], prompt_tokens: int) -> Picture:
 @house_style()
 def clocks_picture(inv_freq: Tensor, positions: Sequence[int]) -> Picture:
     """The hands of a few pairs (rows: fast to slow) at some positions (columns)."""
-    pairs = [0, len(inv_freq) // 4, len(inv_freq) // 2, len(inv_freq) - 1]
+    pairs = [len(inv_freq) * i // 4 for i in range(4)]  # the slowest hardly turn in a context
     columns = len(positions)
     size = (0.92 * columns + 1.4, 1.05 * len(pairs) + 0.9)
     figure, grid = panels(*size, len(pairs), columns)
@@ -251,7 +251,7 @@ def clocks_picture(inv_freq: Tensor, positions: Sequence[int]) -> Picture:
         if column == 0:
             words = f"pair {pairs[row]}\n{frequency:.4g} rad\nper position"
             ax.set_ylabel(words, fontsize=9, rotation=0, ha="right", va="center")
-    fast, slow = float(inv_freq[0]), float(inv_freq[-1])
+    fast, slow = float(inv_freq[0]), float(inv_freq[pairs[-1]])
     one, other = min(combinations(positions, 2), key=lambda two: _between(fast, *two))
     return finish(
         figure,
