@@ -2093,7 +2093,10 @@ EXERCISES |= {
         SIZE_SLIPS,
         [
             (lambda lens: (1, 64, 0.0), "the longest context should be 128"),
-            (lambda lens: (1, 128, 21.9), "the unused part (0 .. 1, not rounded) should be 0.2188"),
+            (
+                lambda lens: (1, 128, 21.9),
+                "the unused part (0 .. 1, not rounded) should be 0.21875",
+            ),
             (lambda lens: 64, "contexts of [100], got 64; return three numbers"),
             (lambda lens: (1, 128, 1 / (len(lens) - 1)), "division by zero. no size is 0"),
         ],

@@ -82,7 +82,8 @@ def test_captions_follow_from_the_figures() -> None:
     with pytest.raises(ValueError, match="the first step says"):
         gpu_timeline(ONE_BY_ONE._replace(busy=None))
     told = serving_picture({"a": 10, "b": 4}, SERVING[:2]).caption
-    assert told.startswith("A step has 10 launches") and "1.0× as many as that of “transformers" in told
+    assert told.startswith("A step has 10 launches")
+    assert "1.0× as many as that of “transformers" in told
 
 
 def test_the_page_has_every_figure() -> None:

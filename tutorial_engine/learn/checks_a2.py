@@ -185,7 +185,7 @@ def _wrong_size(got: object, want: list[float], *_: object) -> str:
     names = ("the rows", "the longest context", "the unused part (0 .. 1, not rounded)")
     pairs = zip(names, got, want, strict=True)
     name, right = next((name, right) for name, mine, right in pairs if not alike(mine, right))
-    return f"{name} should be {right:.4g}"
+    return f"{name} should be {right:.10g}"
 
 
 # -- exercise 3: what a graph reads ---------------------------------------------------------------

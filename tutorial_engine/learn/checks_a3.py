@@ -265,6 +265,8 @@ LOG_SLIPS: Slips = slips_of(
         a request whose last block is full needs no block more: -(-max_model_len // block_size)
     num_bytes // (bytes_per_token * block_size) → num_bytes / (bytes_per_token * block_size)
         only whole blocks count: divide the bytes with //
+    num_bytes // (bytes_per_token * block_size) → round(num_bytes / (bytes_per_token * block_size))
+        a block that does not fit whole does not count: divide the bytes with //
     int(requests * max_model_len) → int(requests) * max_model_len
         multiply first, then cut off the fraction
     blocks / -(-max_model_len // block_size) → blocks / (max_model_len / block_size)
@@ -300,6 +302,7 @@ LOG_SLIPS: Slips = slips_of(
 LOG_CASES = (
     (2**30, 2048, 32, 300),
     (10**9, 3000, 16, 320),
+    (10**9, 2048, 32, 300),  # 15,258.8 blocks
     (10**9, 3000, 128, 320),
     (10**7, 3000, 16, 110),  # 29.714 requests of 3268.57 tokens: rounded they are others
     (10**7, 3000, 16, 1110),  # 2.9714 requests: of 2.97 the tokens are others

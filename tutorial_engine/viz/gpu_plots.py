@@ -144,7 +144,7 @@ def padding_picture(*steps: Sequence[int]) -> Picture:
     sizes = [Size.of(len(lens), max(lens)) for lens in steps]
     scale, row = 760 / max(size.longest for size in sizes), 2.2
     scene = Sheet(1000, 60 + sum(size.num_seqs * row + 36 for size in sizes))
-    scene.heading("What a recorded step copies", "a line is a row of slots")
+    scene.heading("What a recorded step copies", "sizes are exact; the padding may lie at the end")
     marks = {
         "needed": lambda name, box: scene.rect(name, box, GREEN, stroke=INK),
         "copied as well": lambda name, box: scene.rect(name, box, HATCHED, stroke=RULE),

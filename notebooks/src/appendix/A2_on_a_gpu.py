@@ -220,8 +220,8 @@ show_source(CudaGraphs.__call__)
 #
 # 1. **The same places.** Ids, positions and slots lie in fixed tensors, filled before each replay. These live as long as the
 #    recording.
-# 2. **The same shapes.** A recording of 4 rows always runs 4 rows. If there are fewer sequences, rows are added; behind a context,
-#    slots. Both are **padding**. An added row is a copy of a real one: it writes the same numbers into the same slot.
+# 2. **The same shapes.** A recording of 4 rows always runs 4 rows. If there are fewer, rows are added: copies of a
+#    real one, which write the same numbers into the same slot. These are **padding**.
 # 3. **No decisions.** Python does not run in a replay. So no `.item()` and no `if` may look at a number.
 # 4. **The result is overwritten.** `play` returns the same `out` each time. Copy what you need longer.
 
@@ -450,8 +450,8 @@ if predictions.reveal("calls", min(options, key=lambda name: abs(options[name] -
 #   of all tokens.
 # - The other one has the slots of all sequences. With it one copy gathers all keys, and one copy gathers all values.
 #
-# (In a recording this list has a fixed length, `rows * longest`. Attention ignores what lies after
-# the last number of `cu_seqlens`.)
+# (In a recording this list has a fixed length, `rows * longest`. All padding lies at its end, where
+# attention ignores it.)
 
 # %% tags=["figure-end-to-end"]
 from tutorial_engine.viz import end_to_end_picture

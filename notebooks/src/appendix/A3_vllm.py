@@ -63,9 +63,9 @@ for number, name in enumerate("ABC"):
     print(f"vLLM: {text!r}", "is the same" if text == list(texts.values())[number] else "differs")
 
 # %% [markdown]
-# If vLLM is installed here, the next cell gives it the program itself. Otherwise the cell does nothing. (On a GPU a vLLM
-# engine takes most of the memory. This cell makes one, and the last section a second one in the same process. Give both
-# `gpu_memory_utilization=0.4`.) Five longer programs are in the folder `examples`, with the output that vLLM gave.
+# If vLLM is installed here, the next cell gives it the program itself. Otherwise the cell does nothing. (A vLLM engine
+# takes most of the memory, on a CPU as well. This cell makes one, and the last section a second one in the same process. Give
+# both `gpu_memory_utilization=0.4`.) Five longer programs are in the folder `examples`, with the output that vLLM gave.
 
 # %%
 import importlib.util
@@ -142,8 +142,8 @@ places(two, title) if predictions.reveal(
 # %% [markdown]
 # The picture does not show blocks: in step 9 `r1` takes block 3, and in step 10 `r2` takes block 4. In step 13 `r0` needs
 # a block, too, and none is free. From then on one of the three places runs nothing, because there is no memory for `r2`.
-# ("Wasted" is the word of notebook 03 for this.) In step 23 first `r0` ends, then `r1`. A plan has no places: the
-# picture puts `r2` in step 24 where the last one was, in place 1. (In vLLM's own batch it gets row 0. This changes no decision.)
+# ("Wasted" is the word of notebook 03 for this.) In step 23 first `r0` ends, then `r1`. `r1` ended
+# last, so the picture puts `r2` in step 24 into its place 1. (A plan of vLLM has no places.)
 #
 # A picture may hide a difference. `plans` reads from a trace what each step ran, and all block tables.
 
@@ -353,7 +353,7 @@ queue_picture(rules["vLLM"], [14]) if predictions.made("lost") else None
 # tokens of the prompt are run again. With vLLM's rule only 8 are.
 #
 # `ToTheEnd` was once vLLM's own rule. [Pull request 42656](https://github.com/vllm-project/vllm/pull/42656) of May 2026 changed
-# it, because blocks that no request can find pushed out blocks that can be found. In one of its tests two long prompts come
+# it, because blocks that no request can find pushed out blocks that can be found. In an example of its description two long prompts come
 # in turn. Before, each was lost when it came again. Now both are found.
 
 # %% [markdown]
@@ -500,7 +500,7 @@ check_log(log)
 #
 # **Objective:** open the function of vLLM that does what you know.
 #
-# vLLM's scheduler has 3,436 lines, and ours has 377. For requests like ours the decisions are the same. The other lines
+# vLLM's scheduler has 3,436 lines, and ours has 378. For requests like ours the decisions are the same. The other lines
 # serve what our engine does not have, for example images in a prompt, or more than one machine. Each row names our function
 # and vLLM's. The link leads to its line. Begin with the four rows that are open. The others open with a click.
 #
