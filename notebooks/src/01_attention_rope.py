@@ -731,7 +731,7 @@ check_close(swiglu, first_layer.mlp(normed), 1e-4, "SwiGLU in one line = package
 # `w` holds the layer's own matrices: `input_norm`, `q`, `k`, `v`, `q_norm`, `k_norm`, `o`, `mlp_norm`, `gate`,
 # `up`, `down`. Call `rms_norm` and your own `project` and `rope`. The function `attend` is given: it runs
 # your `attention` for all heads, with your `kv_head`. It has the mask already: call `attend(q, k, v)`. The
-# map of section 2 of section 2 shows these steps:
+# map of section 2 shows these steps:
 #
 # 1. Normalise `x` with `input_norm`, and project it to q, k, v.
 # 2. Normalise q and k (`q_norm`, `k_norm`), and turn them.
