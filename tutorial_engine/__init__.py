@@ -7,13 +7,7 @@ from rooms before it. docs/architecture.md leads through them.
 What users need is here, under vLLM's names, and is imported when it is first asked for.
 """
 
-import os
-
 from tutorial_engine.doors import hands_out
-
-# A thread that waits for others sleeps. Where other programs use the cores, waiting in a loop makes
-# the tiny model a hundred times slower. It counts where torch was not imported before.
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 __getattr__, __all__ = hands_out(
     __name__,
