@@ -17,7 +17,7 @@ from tutorial_engine.viz.scene import CSS, DEFS, Item, Scene, plain
 from tutorial_engine.viz.style import FONT, INK, PAPER, QUIET
 from tutorial_engine.viz.tokens import escape
 
-LARGEST = 1.6  # how much larger than drawn a picture may become
+LARGEST = 1.25  # how much larger than drawn: on a screen of 800 pixels the controls stay in view
 Track = list[tuple[int, str | None]]  # (from this step on, value); None: there is none
 
 
