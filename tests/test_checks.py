@@ -2117,8 +2117,13 @@ EXERCISES |= {
             ),
             (
                 lambda gpu: lambda lens: torch.arange(8) < torch.tensor(lens)[:, None],
-                "recorded once",
+                "make_step recorded 0 times, and 3 calls of its step 0 times",
             ),
+            (
+                lambda gpu: (step_that_keeps(gpu), step_that_keeps(gpu))[1],
+                "make_step recorded 2 times, and 3 calls of its step 0 times",
+            ),
+            (lambda gpu: gpu.record(torch.neg, [1, 1]), "got [1, 1]: make it with gpu.tensor"),  # type: ignore[arg-type]
         ],
     ),
     "free_order": Exercise(
@@ -2127,10 +2132,13 @@ EXERCISES |= {
             free_order_of_the_pool,
             free_order_block_by_block,
             lambda *case: (block for block in free_order_of_the_pool(*case)),
+            lambda *case: dict.fromkeys(free_order_of_the_pool(*case)),
         ],
         FREE_ORDER_SLIPS,
         [
             (lambda queue, *_: queue, "expected [3, 4, 2, 0, 1]"),
+            (lambda queue, tables, _: tables[2], "range (in the line: (lambda queue, tables, _:"),
+            (lambda *case: str(free_order_of_the_pool(*case)), "got '[3, 4, 2, 0, 1]'"),
             (lambda queue, tables, with_hash: [*queue, *tables], "queue [2], tables [[0, 4]"),
             (lambda queue, tables, _: [*queue, *chain(*tables)], "block 4 has no hash"),
             (lambda queue, tables, _: [*chain(*tables), *queue], "block 0 has a hash"),

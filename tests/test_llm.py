@@ -142,7 +142,8 @@ def test_it_warns_once_that_it_is_greedy(model: Qwen3ForCausalLM) -> None:
 def test_a_second_identical_prompt_is_found_until_the_cache_is_reset(
     model: Qwen3ForCausalLM,
 ) -> None:
-    prompt, llm = list(range(40)), LLM(model, block_size=16)
+    unsaid = dict.fromkeys(("block_size", "max_num_seqs", "max_num_batched_tokens"))
+    prompt, llm = list(range(40)), LLM(model, **unsaid, long_prefill_token_threshold=0)  # as there
     cached = [ask(llm, [prompt])[0].num_cached_tokens for _ in range(2)]
     assert cached == [0, 32]
     assert llm.reset_prefix_cache() is True

@@ -205,7 +205,7 @@ PARTS: dict[str, tuple[Callable[[], object], str]] = {
     "quantised weights": (lambda: EngineArgs(quantization="awq"), "quantization='awq': vLLM has"),
     "an option nobody knows": (
         lambda: EngineArgs(max_batch=3),
-        "no option 'max_batch' is known here; see help",
+        "no option 'max_batch' is known here, though vLLM may have it; see help",
     ),
     "a dtype of another kind": (lambda: EngineArgs(dtype="int8"), "dtype 'int8' is not supported"),
     "no length": (lambda: EngineArgs(max_model_len=0), "max_model_len .* got 0"),

@@ -72,13 +72,13 @@ class EngineArgs:
         skip_tokenizer_init: bool = False,
         dtype: str | torch.dtype = "float32",
         device: str = "cpu",
-        max_num_seqs: int = 16,
-        max_num_batched_tokens: int = 512,
+        max_num_seqs: int | None = 16,
+        max_num_batched_tokens: int | None = 512,
         max_model_len: int | None = None,
         long_prefill_token_threshold: int | None = None,
         enable_chunked_prefill: bool = True,
         enable_prefix_caching: bool | None = True,
-        block_size: int = 16,
+        block_size: int | None = 16,
         num_gpu_blocks_override: int | None = None,
         enforce_eager: bool = False,
         seed: int | None = None,
@@ -87,12 +87,16 @@ class EngineArgs:
     ) -> None:
         _check_options(options)
         SamplingParams(seed=seed)  # refuses what is no seed
-        longest = 2048 if max_model_len is None else max_model_len
+        longest = 2048 if max_model_len is None else max_model_len  # None is vLLM's default
+        max_num_seqs = 16 if max_num_seqs is None else max_num_seqs
+        block_size = 16 if block_size is None else block_size
         self.config = EngineConfig(
             max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=max_num_batched_tokens,
+            max_num_batched_tokens=512
+            if max_num_batched_tokens is None
+            else max_num_batched_tokens,
             max_model_len=longest,
-            long_prefill_token_threshold=long_prefill_token_threshold,
+            long_prefill_token_threshold=long_prefill_token_threshold or None,
             enable_chunked_prefill=enable_chunked_prefill,
             cuda_graphs=not enforce_eager,
         )
@@ -119,7 +123,6 @@ class EngineArgs:
                 else _usable(num_gpu_blocks_override, for_one, longest),
                 dtype=self.model.dtype,
                 device=self.model.device,
-                # None is vLLM's default
                 prefix_caching=True if enable_prefix_caching is None else enable_prefix_caching,
             )
 
@@ -140,6 +143,8 @@ def _check_options(options: dict[str, Any]) -> None:
     """ValueError for an option of vLLM that this engine has not, and for a wrong name."""
     for name, value in options.items():
         if name not in HARMLESS and name not in NOT_HERE:
-            raise ValueError(f"no option {name!r} is known here; see help(EngineArgs)")
+            raise ValueError(
+                f"no option {name!r} is known here, though vLLM may have it; see help(EngineArgs)"
+            )
         if name in NOT_HERE:
             check_not_here(name, value, NOT_HERE[name])

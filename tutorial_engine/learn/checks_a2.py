@@ -147,6 +147,10 @@ SIZE_SLIPS: Slips = slips_of(
         each row has room for the longest context, not for all of them together
     sum(lens) / (rows * longest) → sum(lens) / (len(lens) * longest)
         rows that are too many cost as much as the others
+    1 - sum(lens) / (rows * longest) → (len(lens) * longest - sum(lens)) / (rows * longest)
+        all slots of the rows that are too many are unused, too
+    1 << (max(lens) - 1).bit_length() → 1 << (lens[0] - 1).bit_length()
+        the longest context need not be the first
     sum(lens) / (rows * longest) → max(lens) / longest
         each row has its own length: add them up
     1 - sum(lens) / (rows * longest) → sum(lens) / (rows * longest)
@@ -155,7 +159,7 @@ SIZE_SLIPS: Slips = slips_of(
         this is a number of slots: divide by all slots of the size
     """,
 )
-LENGTHS = ([100], [129, 40, 7], [64, 64, 64, 64], [20, 30], [500, 60, 61, 62, 63])
+LENGTHS = ([100], [40, 129, 7], [64, 64, 64, 64], [20, 30], [500, 60, 61, 62, 63])
 
 
 def _size(size: Callable[[list[int]], object], lens: list[int]) -> object:
@@ -222,6 +226,8 @@ class GpuMemory:
 
     def place_of(self, tensor: Tensor) -> int:
         """Where a tensor begins. ValueError if it does not lie in this memory."""
+        if not isinstance(tensor, Tensor):
+            raise ValueError(f"a recording reads tensors, got {tensor!r}: make it with gpu.tensor")
         place = (tensor.data_ptr() - self._numbers.data_ptr()) // self._numbers.itemsize
         if not 0 <= place < len(self._numbers):
             raise ValueError(f"{tensor} does not lie in the GPU's memory: make it with gpu.tensor")
@@ -290,17 +296,18 @@ class _SharedMemory(GpuMemory):
 
 
 def _steps(make_step: Callable[[GpuMemory], Step | None], fills: Sequence[list[int]]) -> object:
-    """What each step sees, while other tensors come; their replays; was it recorded once?"""
+    """What each step sees, while other tensors come; replays and recordings; those before."""
     gpu, seen = _SharedMemory(), []
     step = make_step(gpu)
     if not callable(step):
         return step
     others, before = [gpu.tensor([0, 0])], gpu.num_replays  # make_step may have tried its step
+    recorded = gpu.num_recordings
     for lens in fills:
         answer = step(lens)
         seen.append(answer.int().tolist() if isinstance(answer, Tensor) else answer)
         others.append(gpu.tensor([0] * 8))
-    return [*seen, gpu.num_replays - before, gpu.num_recordings == 1]
+    return [*seen, gpu.num_replays - before, gpu.num_recordings - recorded, recorded]
 
 
 def check_step(function: Callable[[GpuMemory], Step]) -> Verdict:
@@ -319,6 +326,10 @@ def _what_is_wrong(got: object, want: list[Any], fills: Sequence[list[int]]) -> 
     for lens, mine, right in zip(fills, got, want, strict=False):
         if mine != right:
             return f"step({lens}) must give {right}, one row for each sequence, got {mine}"
-    if not got[-1]:
-        return "the step was not recorded once: call recorded_step once, in make_step"
-    return f"{len(fills)} calls of the step must be {len(fills)} replays, got {got[-2]}"
+    replays, again, recorded = got[-3:]
+    if again or recorded != 1:
+        return (
+            "record once, in make_step, and only replay in step: make_step recorded "
+            f"{recorded} times, and {len(fills)} calls of its step {again} times"
+        )
+    return f"{len(fills)} calls of the step must be {len(fills)} replays, got {replays}"

@@ -15,7 +15,7 @@ Hits = Callable[[Sequence[Sequence[int]], int], list[int]]
 
 def _as_list(answer: object) -> object:
     """A list, of whatever gives its items one by one; what is none stays as it is."""
-    items = [*answer] if isinstance(answer, deque | Iterator) else answer
+    items = [*answer] if isinstance(answer, deque | dict | Iterator) else answer
     return items if (found := listed(items)) is None else found
 
 
@@ -126,7 +126,7 @@ def check_free_order(function: FreeOrder) -> Verdict:
         "free_order: as vLLM's queue after step 23 of this run, and after step 11 of a burst",
         read=_as_list,
         where=lambda got, queue, tables, with_hash: (
-            f"queue {queue}, tables {tables}, with a hash {sorted(with_hash)}, got {got}"
+            f"queue {queue}, tables {tables}, with a hash {sorted(with_hash)}, got {got!r}"
         ),
         otherwise=_wrong_order,
         then=_queued_there,
@@ -156,15 +156,16 @@ HITS_SLIPS: Slips = slips_of(
     right_hits,
     """
     end in range(block_size, len(prompt), block_size) → end in range(1, len(prompt))
-        only full blocks have a hash: 64 or 96 tokens are found of 70 common ones, never 70
+        only full blocks have a hash: with blocks of 32, of 70 common tokens 64 are found
     found.append(best) → found.append(len(prompt) - best)
         these are the tokens that are left to run: those that are found are wanted
     range(block_size, len(prompt), block_size) → range(block_size, len(prompt) + 1, block_size)
-        one token at least is left to run, or there would be no logits: of 64 known tokens 32 count
+        one token at least is left to run, or there would be no logits: with blocks of 32, of 64
+        known tokens 32 are found
     prompts[:i] → prompts[:1]
         a prompt finds what any earlier one has, not only the first one
     prompts[:i] → prompts[: min(i, 1)]
-        a prompt finds what any earlier one has, not only the first one
+        a prompt finds what any earlier one has, not only the first prompt of all
     prompts[:i] → prompts[i - 1 : i]
         a prompt finds what any earlier one has, not only the one before it
     prompts[:i] → prompts[:i] + prompts[i + 1 :]
@@ -288,7 +289,7 @@ LOG_SLIPS: Slips = slips_of(
     [int(requests * max_model_len), requests] → [blocks, requests]
         the first number counts tokens, and this one counts blocks: requests · max_model_len
     blocks / -(-max_model_len // block_size) → round(blocks / -(-max_model_len // block_size), 2)
-        vLLM rounds the second number only when it writes it: do not round it
+        vLLM rounds the second number only when it writes it: do not count on with a rounded one
     blocks / -(-max_model_len // block_size) → num_bytes // bytes_per_token / max_model_len
         the memory is given out in blocks: divide the bytes into blocks first
     [int(requests * max_model_len), requests] → [requests, int(requests * max_model_len)]

@@ -66,6 +66,7 @@ def slips_of(right: Any, text: str, *always: Change) -> dict[str, Function]:
             words = f"{words} {line.strip()}".strip()
             continue
         if words:
+            assert words not in found, f"two slips say the same: {words}"
             found[words] = rewritten(right, *always, *changes)
             words, changes = "", []
         old, _, new = line.partition("→")

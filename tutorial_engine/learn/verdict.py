@@ -8,6 +8,7 @@ import dis
 import inspect
 import math
 import textwrap
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -115,7 +116,16 @@ def guarded(
             message += f"; it calls {' and '.join(open_ones)}, which {verb} not done yet"
         elif why := explain(error) if callable(explain) else explain * of_shapes(error):
             message = f"{message.rstrip('.')}. {why}"
+        elif line := _line_of(error, function):
+            message += f" (in the line: {line})"
         return Verdict(False, message)
+
+
+def _line_of(error: Exception, function: object) -> str:
+    """The line of the function's cell or file that raised; "" where it cannot be read."""
+    own = getattr(getattr(function, "__code__", None), "co_filename", None)
+    lines = [f.line for f in traceback.extract_tb(error.__traceback__) if f.filename == own]
+    return (lines and lines[-1]) or ""
 
 
 def of_shapes(error: Exception) -> bool:

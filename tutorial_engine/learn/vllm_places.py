@@ -51,8 +51,9 @@ PLACES = (
         "engine.scheduler.Scheduler.num_tokens_to_run",
         "v1/core/sched/scheduler.py",
         {"Scheduler.schedule": 710},
-        "There it is not a method of its own: min(..., token_budget) is in both loops. Tokens that "
-        "were guessed (speculative decoding) need room, too. The option "
+        "There it is not a method of its own: each loop has a min(...) with what is left of the "
+        "budget (in the second one request_token_budget). Tokens that were guessed (speculative "
+        "decoding) need room, too. The option "
         "long_prefill_token_threshold limits a long prompt, unless its request is the only one "
         "(look for num_eligible_reqs > 1).",
     ),

@@ -62,7 +62,10 @@ class SamplingParams:
         if self.top_p == 0:
             raise ValueError("top_p 0 would keep no token; for greedy use temperature=0")
         if self.n > 1 and self.temperature == 0:
-            raise ValueError(f"n {self.n} at temperature 0 is {self.n} times the same: raise it")
+            raise ValueError(
+                f"n {self.n} at temperature 0 is {self.n} times the same: state a higher one "
+                "(where none is stated, it is 0 here)"
+            )
         if self.min_tokens > self.max_tokens:
             raise ValueError(f"min_tokens {self.min_tokens} is over max_tokens {self.max_tokens}")
         for flag in ("ignore_eos", "include_stop_str_in_output"):

@@ -64,18 +64,15 @@ predictions.ask(
     ["all of it", "half of it", "a sixth of it"],
 )
 
-# %%
+# %% tags=["figure-timeline"]
 from tutorial_engine.lab import ONE_BY_ONE
+from tutorial_engine.viz import gpu_timeline
 
 share = ONE_BY_ONE.busy / ONE_BY_ONE.seconds
 near = {"all of it": 1, "half of it": 1 / 2, "a sixth of it": 1 / 6}
-if predictions.reveal("work", min(near, key=lambda name: abs(near[name] - share))):
+if chosen := predictions.reveal("work", min(near, key=lambda name: abs(near[name] - share))):
     print(f"{ONE_BY_ONE.launches} launches; the GPU worked {1000 * ONE_BY_ONE.busy:.1f} ms")
-
-# %% tags=["figure-timeline"]
-from tutorial_engine.viz import gpu_timeline
-
-gpu_timeline(ONE_BY_ONE)
+gpu_timeline(ONE_BY_ONE) if chosen else None
 
 # %% [markdown]
 # On average a launch takes 18.9 µs (millionths of a second), with the Python that leads to it. Its kernel takes 3.1 µs. Then the
@@ -148,8 +145,8 @@ print(f"{alone} launches for one request. Each of the 28 layers has {layer.total
 print(", ".join(f"{count} {name}" for name, count in layer.most_common()))
 
 # %% [markdown]
-# Only four of a layer's launches are matrix products (`linear`): q, k and v are one product here, gate and up another. RoPE takes 12 for q and k: 4 `mul`, 4 `addcmul`, 2 `cat` and 2
-# `to`. `index_copy` writes the new key and value to their slot, and `index_select` gathers all keys and values.
+# Only four of a layer's launches are matrix products (`linear`): q, k and v are one product here, gate and up another. RoPE takes 12 for q and k: 4 `mul`, 4 `addcmul`
+# (`a + b * c`), 2 `cat` and 2 `to`. `index_copy` writes the new key and value to their slot, and `index_select` gathers all keys and values.
 #
 # 28 layers have 812 launches. The other nine are outside the layers, such as the embedding, the last norm, and the cosines
 # and sines of RoPE.
@@ -221,7 +218,7 @@ show_source(CudaGraphs.__call__)
 # 1. **The same places.** Ids, positions and slots lie in fixed tensors, filled before each replay. These live as long as the
 #    recording.
 # 2. **The same shapes.** A recording of 4 rows always runs 4 rows. If there are fewer, rows are added: copies of a
-#    real one, which write the same numbers into the same slot. These are **padding**.
+#    real one, which write the same numbers into the same slot. Such rows, and slots that no sequence needs, are **padding**.
 # 3. **No decisions.** Python does not run in a replay. So no `.item()` and no `if` may look at a number.
 # 4. **The result is overwritten.** `play` returns the same `out` each time. Copy what you need longer.
 
@@ -449,9 +446,10 @@ if predictions.reveal("calls", min(options, key=lambda name: abs(options[name] -
 # - `cu_seqlens` (cumulative sequence lengths) says where each sequence begins. It starts with 0, and ends with the number
 #   of all tokens.
 # - The other one has the slots of all sequences. With it one copy gathers all keys, and one copy gathers all values.
-#
-# (In a recording this list has a fixed length, `rows * longest`. All padding lies at its end, where
-# attention ignores it.)
+
+# %% [markdown]
+# (In a recording this list has a fixed length, `rows * longest`. Added rows lie in it like real ones: attention runs for them
+# as well, and nobody reads the result. Slots that no row needs lie at its end, where attention ignores them.)
 
 # %% tags=["figure-end-to-end"]
 from tutorial_engine.viz import end_to_end_picture
@@ -506,8 +504,8 @@ serving_picture(
 # request, got 310. The two differ in other things as well, so not all of this comes from attention.
 
 # %% [markdown]
-# The first run is slower: libraries prepare a kernel when they first see a shape. With a call for each request, each length is
-# a new shape.
+# The first run is slower. A likely reason (we did not measure it): libraries prepare a kernel when they first see a shape.
+# With a call for each request, each length is a new shape.
 #
 # Replay makes one request 5.6 times as fast. 64 requests gain less: 2,508 against 1,329 to 2,027 without replay, so 1.2 to
 # 1.9 times as many. We did not measure the reason.
@@ -552,10 +550,10 @@ if predictions.reveal("batch", min(options, key=lambda name: abs(options[name] -
     rows["the same, padded to 1,024 slots"] = (
         reads + 2 * n * 1024 * per_slot for n, reads in ((1, one), (64, many))
     )
-    print(f"{'':32}{'1 request':>12}{'64 requests':>14}{'64, full bandwidth':>20}")
+    print(f"{'':32}{'1 request':>12}{'64 requests':>14}{'64, at full bandwidth':>24}")
     for what, (of_one, of_all) in rows.items():
         ms = 1000 * of_all / BANDWIDTH
-        print(f"{what:32}{of_one / 1e9:9.2f} GB{of_all / 1e9:11.2f} GB{ms:17.1f} ms")
+        print(f"{what:32}{of_one / 1e9:9.2f} GB{of_all / 1e9:11.2f} GB{ms:21.1f} ms")
     second = SERVING[-2].second
     print(f"measured: {second:,} tokens/s, so 64 tokens in {64000 / second:.0f} ms on average")
 

@@ -210,8 +210,8 @@ if predictions.reveal("block", f"block {step.planned.requests['r0'].table[-1]}")
     print("step 13 runs", {name: len(event.slots) for name, event in step.scheduled.items()})
 
 # %% [markdown]
-# No block is free. So the request that was admitted last is preempted: `r2` gives its blocks back, and waits at the
-# front of the queue. Its token ids are kept. It gave back two blocks, 2 and 4, and `r0` got block 4.
+# No block is free. So the request that was admitted last is preempted: `r2` gives its blocks back, and waits before all
+# other requests. Its token ids are kept. It gave back two blocks, 2 and 4, and `r0` got block 4.
 
 # %%
 predictions.ask(
@@ -296,8 +296,10 @@ check_free_order(free_order)
 # a hash go to the end, so that they can be found for as long as possible. In both parts the last block of a table goes first.
 # The first block of a table is the most useful one, because every search begins there. So it is taken last. (A block
 # without a hash cannot be found, so among these the order changes no hit. vLLM has another reason for it: see section 6.)
-#
-# What would another rule get? Here all free blocks go to the end of the queue, those without a hash as well:
+
+# %% [markdown]
+# What would another rule get? In `ToTheEnd` all free blocks go to the end of the queue, those without a hash as well. With
+# `Pages` our engine uses this pool:
 
 # %%
 from tutorial_engine.cache import BlockManager, PagedKVCache
@@ -310,7 +312,7 @@ class ToTheEnd(BlockManager):
         for block in reversed(table):
             self.blocks[block].ref_cnt -= 1
             if self.blocks[block].ref_cnt == 0:
-                self.free_queue[block] = None  # at the end
+                self.free_queue[block] = None  # a dictionary in order: a new key comes last
 
 
 class Pages(PagedKVCache):
@@ -345,7 +347,7 @@ queue_picture(rules["ToTheEnd"], [2, 14]) if chosen else None
 # And this is vLLM's own queue, before and after step 14:
 
 # %% tags=["figure-kept"]
-queue_picture(rules["vLLM"], [14]) if predictions.made("lost") else None
+queue_picture(rules["vLLM"], [14]) if predictions.made("lost") else "Choose an answer above."
 
 # %% [markdown]
 # In vLLM each short request takes block 1, which the one before it has just left. With `ToTheEnd` each takes the block
@@ -529,8 +531,10 @@ Places()
 # - **Asynchronous scheduling.** On a GPU vLLM by default plans the next step before the last one has its tokens. So the GPU
 #   does not wait for Python. The tokens are the same, except in near ties (section 1). The steps may differ: vLLM may
 #   plan one more step for a request that has already ended. Our engine plans one step after the other, so that you can look between them.
-#   The picture has a plan of 3 ms and a forward of 7 ms (chosen, not measured). In the lower half plan 3 is
-#   ready before the tokens of step 2 are known. So a request whose end token comes in step 2 is still in plan 3.
+
+# %% [markdown]
+# The picture has a plan of 3 ms and a forward of 7 ms (chosen, not measured). In the lower half plan 3 is
+# ready before the tokens of step 2 are known. (Only one plan is ahead at a time.) So a request whose end token comes in step 2 is still in plan 3.
 
 # %% tags=["figure-overlap"]
 from tutorial_engine.viz import overlap_picture
@@ -553,8 +557,8 @@ overlap_picture(plan=3, forward=7, steps=4)
 # %% [markdown]
 # ## When one machine is not enough
 #
-# You can take a program that you wrote here to vLLM: change the import line, and write the temperature. (With
-# a temperature above 0 the same seed gives other tokens there.) In vLLM `LLM(..., tensor_parallel_size=2)` divides the
+# A program that uses only the names in [docs/vllm.md](../../docs/vllm.md) runs in vLLM, too: change the import line, and write
+# the temperature. The page lists what differs. In vLLM `LLM(..., tensor_parallel_size=2)` divides the
 # model among two GPUs, as appendix A1 does with two processes. For several machines vLLM needs Ray (a library that
 # starts programs on many machines) or its option `--nnodes`. Plans, blocks and hits work there as you know them, if
 # asynchronous scheduling is off and the layers are not divided among machines (*pipeline parallelism*).
