@@ -1567,7 +1567,33 @@ def drops_one_too_late(cells: Any, seq_id: Any, keep: int, discard: int) -> None
     cells.seq_add(seq_id, keep + discard + 1, -1, -discard)
 
 
+def shifts_and_applies(cache: Any, seq_id: Any, keep: int, discard: int) -> None:
+    """The keys are turned at once, and not when they are read next."""
+    context_shift(cache, seq_id, keep, discard)
+    cache.apply_shifts()
+
+
 Table = list[int]
+
+
+def attention_with_a_gap(q: Tensor, k: Tensor, v: Tensor, table: Table, n: int) -> Any:
+    """It raises, because of what is still open."""
+    total, out = 0, 0
+    for _ in table:
+        ...
+    return out / total
+
+
+def in_numpy(q: Tensor, k: Tensor, v: Tensor, table: Table, n: int) -> Tensor:
+    """A running softmax, of which PyTorch sees nothing."""
+    size, m, total, out = k.shape[1], -np.inf, 0.0, np.zeros(v.shape[-1], np.float32)
+    for start, block in zip(range(0, n, size), table, strict=False):
+        keys, values = (pool.numpy()[block, : n - start] for pool in (k, v))
+        scores = keys @ q.numpy() / len(q) ** 0.5
+        new = max(m, scores.max())
+        p, factor = np.exp(scores - new), np.exp(m - new)
+        m, total, out = new, total * factor + p.sum(), out * factor + p @ values
+    return torch.from_numpy(out / total)
 
 
 def one_by_one(q: Tensor, k: Tensor, v: Tensor, table: Table, kv_len: int) -> Tensor:
@@ -1611,6 +1637,13 @@ def allocate_two(table: list[int], free: list[int], size: int, pos: int) -> int 
     if pos == 5 and slot is not None:
         table.append(free.pop(0))
     return slot
+
+
+def allocate_all(table: list[int], free: list[int], size: int, pos: int) -> int | None:
+    if pos // size == len(table):
+        table += free
+        free.clear()
+    return table[pos // size] * size + pos % size if pos < len(table) * size else None
 
 
 def allocate_without_asking(table: list[int], free: list[int], size: int, pos: int) -> int:
@@ -1911,9 +1944,14 @@ def rank_by_chunks(x: Tensor, *weights_and_rank: Any) -> Tensor:
     return (torch.nn.functional.silu(x @ g.T).mul_(x @ u.T)) @ d.T
 
 
+def attention_with(old: str, new: str) -> Function:
+    """Attention in place with another text in its place."""
+    return rewritten(RIGHT["block_attention"], (old, new))
+
+
 RIGHT_ATTENTION = [
     *(RIGHT["block_attention"], one_by_one, two_rounds, two_passes),
-    *(list_of_scores, scores_of_whole_blocks),
+    *(list_of_scores, scores_of_whole_blocks, in_numpy),
 ]
 EXERCISES |= {
     "num_blocks": Exercise(
@@ -1924,6 +1962,9 @@ EXERCISES |= {
             (lambda b, n, h, d, i, s: b // (2 * h * d * i * s), "320 GiB in a budget of 10 GiB"),
             (lambda b, n, h, d, i, s: b // (n * h * d * i * s), "2,560, that is 20 GiB"),
             (lambda *case: 1, "so 1,280 fit"),
+            (lambda b, *m: b // (1.0 * math.prod(m) * 2), "use //, and only whole factors"),
+            (lambda b, *m: math.ceil(b / (2 * math.prod(m[:4]))) // m[4], "no token: round down"),
+            (lambda b, *m: round(b / (2 * math.prod(m[:4]))) // m[4], "no token: round down"),
             (lambda b, n, h, d, i, s: b // n * h * d * i * s, "from left to right"),
         ],
     ),
@@ -1954,6 +1995,7 @@ EXERCISES |= {
             (lambda t, free, s, p: t[p // s] * s + p % s, "is that one in the table?"),
             (allocate_in_new_lists, "change both lists in place"),
             (allocate_one_early, "position 3 is the last one in its block; the next"),
+            (allocate_all, "the table got 3 blocks: take one"),
             (allocate_two, "position 5 is in a block of the table: then take no block"),
             (allocate_without_asking, "No block is free: return None"),
             (lambda t, free, s, p: RIGHT["allocate"](t, free, s, p) or -1, "expected slot 0"),
@@ -2022,6 +2064,16 @@ EXERCISES |= {
             (without_max_in_doubles, "exp() overflows"),
             (copied_blocks, "copies of all blocks"),
             (factor_upside_down, "exp(new m − old m) and"),
+            (
+                attention_with("n = min(block_size, kv_len - start)", "n = kv_len % block_size"),
+                "whole",
+            ),
+            (
+                attention_with("kv_len - start", "max(0, kv_len - block * block_size)"),
+                "index i, which enumerate gives",
+            ),
+            (attention_with("float(scores.max())", "scores"), "one number each: scores.max()"),
+            (attention_with("weights.sum()", "weights"), "one number each: scores.max(), p.sum()"),
             (m_begins_at_0, "m begins at −∞"),
             (scaled_in_place, "wrote to k_pool"),
         ],
@@ -2033,7 +2085,7 @@ EXERCISES |= {
         [
             (
                 lambda c, s, q: [i for i, (p, own) in enumerate(c) if p <= q],
-                "An empty cell has position None",
+                "An empty cell has position None: ask that first",
             ),
             (but("visible", lambda cells: cells[1:]), "expected [0, 1, 4, 6]"),
             (lambda c, s, q: [s in own for _, own in c], "not True or False"),
@@ -2041,7 +2093,7 @@ EXERCISES |= {
     ),
     "context_shift": Exercise(
         c4.check_context_shift,
-        [context_shift, shift_token_by_token],
+        [context_shift, shift_token_by_token, shifts_and_applies],
         c4.SHIFT_SLIPS,
         [
             (lambda c, s, k, d: c.seq_keep(s), "sequence B (another one)"),
@@ -2281,6 +2333,11 @@ def test_a_function_that_calls_one_that_is_open_is_told_so() -> None:
     verdict = c1.check_layer(namespace["layer"])
     assert verdict.ok is False
     assert verdict.message.endswith("it calls project, which is not done yet")
+
+
+def test_an_error_does_not_hide_what_is_still_open() -> None:
+    told = learn.check_block_attention(attention_with_a_gap)
+    assert told.ok is None and "still a `...` in block_attention (it raised Zero" in told.message
 
 
 def test_a_right_number_for_a_wrong_reason_is_refused() -> None:

@@ -134,14 +134,14 @@ run = server.serve(PROMPTS, params, memory_bytes=200_000)
 print("the pool has", run.trace.settings["num_blocks"], "blocks")
 
 # %% [markdown]
-# When vLLM starts, it prints two numbers about its pool. The second is how many requests of the greatest allowed length
-# fit. The first is how many tokens these have.
+# When vLLM starts, it prints two numbers about its pool, for requests of the greatest allowed length. The first is how
+# many tokens of such requests fit. The second is how many such requests fit.
 
 # %%
 predictions.ask(
     "concurrency",
-    "The pool has 12 blocks of 4 tokens. A request may have up to 32 tokens. What does the line 'Maximum "
-    "concurrency for 32 tokens per request' say?",
+    "The pool has 12 blocks of 4 tokens. A request may have up to 32 tokens. Which number "
+    "follows 'Maximum concurrency for 32 tokens per request'?",
     ["1.00x", "1.50x", "3.00x"],
 )
 
@@ -396,8 +396,8 @@ print("the pool has", storage.num_slots, "slots,", storage.num_bytes // 1024, "K
 
 # %% [markdown]
 # In fp32 exp(89) is infinite. So a softmax subtracts the largest score from all scores. Here the scores come block by
-# block, and a later block may have a larger one. s and v are the scores and values of one block; m′, l′ and acc′ are
-# the values after this block:
+# block, and a later block may have a larger one. s and v are the scores and values of one block. m′, l′ and acc′ are
+# m, l and acc after this block:
 #
 # - **m**, the largest score so far: m′ = max(m, max s)
 # - **l**, the sum of the weights: l′ = l · e^(m − m′) + Σ e^(s − m′)
@@ -405,6 +405,9 @@ print("the pool has", storage.num_slots, "slots,", storage.num_bytes // 1024, "K
 # - in the end the output is acc / l
 
 # %% [markdown]
+# Here e^(s − m) is the *weight* of a token. It is not yet a share, because it is not yet divided by l. (It is not a
+# learned weight.)
+#
 # The factor e^(m − m′) corrects what was summed up with the old m: e^(s − m) · e^(m − m′) = e^(s − m′). In code, m′ is the
 # new `m`, and `acc` is short for accumulator. Here one query reads its four blocks. In the
 # second row of the picture, l′ = 2.15 · 0.231 + 1.30 = 1.80, where 1.30 is the sum of its four e^(s − m′):
@@ -659,8 +662,9 @@ for event in run.trace.events:
 # (`A.1`, `B.1`, `C.1`) runs the last prompt token again, in a cell of its own, to get a row of logits.
 #
 # The six answers need more than 28 cells. So four of them give all their cells back, B's second answer even twice.
-# Later each of them runs all its tokens again, in cells of its own. C's first answer waits, between two of its
-# tokens, until they have run again: that is why its TPOT is 25.2 ms.
+# Later each of them runs all its tokens again, in cells of its own. C's first answer waits three steps, until A and B
+# leave their cells. Then its 6 tokens run again. All this is one gap between two of its tokens, so its TPOT is
+# 25.2 ms.
 
 # %% [markdown]
 # Our engine gathers the visible cells, sorted by position. llama.cpp gathers nothing: its attention reads all cells
@@ -826,9 +830,9 @@ layouts_picture(layouts(few_numbers), layer=1, token=1, num_tokens=5)  # the las
 # %% [markdown]
 # A forward reads K and V of one layer at a time. By token, every token is a piece of its own: 1000 tokens are 1000
 # pieces. By layer they stay 2, if they are neighbours; in scattered blocks of 16, up to 126, each of up to 16 tokens.
-# With heads first there are twice as many here. In scattered cells there are 2000 by layer, more than by token. So the
-# count alone does not decide. But a kernel gets the tensor of one layer, and neighbours are one long piece in it. By
-# default vLLM, SGLang and llama.cpp keep the data by layer.
+# With heads first there are twice as many here. In scattered cells there are 2000 by layer, more than by token. But
+# where tokens are neighbours, by layer their keys are one long piece, and by token they never are. This is why vLLM,
+# SGLang and llama.cpp keep the data by layer by default.
 
 # %% [markdown]
 # (In vLLM 0.32 on a GPU, K and V of a token lie side by side inside a layer's block.) Our pages and cells are as in the second row, our rows as in the third.
@@ -902,8 +906,8 @@ for name, backend in ways.items():  # measured here
 # Reading in place does depend on it. Each block is one turn of the loop, so with blocks of 1 the loop is ten times slower or more than with
 # blocks of 16. So 16 is a compromise. Larger blocks mean fewer turns and less bookkeeping. Smaller blocks waste less,
 # and find more of a common beginning. In a kernel a turn starts no PyTorch operations, so small blocks cost less
-# there. SGLang's default is 1 where the attention kernel allows it (on Blackwell GPUs the default kernel makes it
-# 64).
+# there. SGLang's default is 1 where the attention kernel allows it (on Blackwell, a generation of NVIDIA GPUs, the
+# default kernel makes it 64).
 
 # %% [markdown]
 # **Try it.** Now all twelve users begin with the same 10 tokens. At which block size are most tokens found and fewest

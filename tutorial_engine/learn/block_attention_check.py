@@ -71,6 +71,12 @@ BLOCK_SLIPS: Slips = {
         """
     / math.sqrt(len(q)) →
         a score is divided by √D: math.sqrt(len(q))
+    / math.sqrt(len(q)) → / len(q) ** 1 / 2
+        `** 1/2` is `** 1`, and then / 2, so the score is divided by 2 · D: write ** 0.5
+    / math.sqrt(len(q)) → / (len(q) ** 1 / 2)
+        `** 1/2` is `** 1`, and then / 2, so the score is divided by D / 2: write ** 0.5
+    n = min(block_size, kv_len - start) → n = kv_len % block_size or block_size
+        kv_len % block_size slots count in the last block only; the blocks before it are whole
     total * correction + → total +
     out * correction + → out +
         when a larger score comes, what was summed up before must be corrected: both sums are
@@ -79,6 +85,13 @@ BLOCK_SLIPS: Slips = {
         the sum of the weights must be corrected too, by exp(old m − new m)
     out * correction + → out +
         the sum of weight · value must be corrected too, by exp(old m − new m)
+    total * correction + → total + correction *
+    out * correction + → out + correction *
+        both factors are in the wrong place: they correct the old l and the old acc
+    total * correction + → total + correction *
+        the factor is in the wrong place: it corrects the old l, not what this block adds
+    out * correction + → out + correction *
+        the factor is in the wrong place: it corrects the old acc, not what this block adds
     total * correction + weights.sum() → (total + weights.sum()) * correction
     out * correction + weights → (out + weights
     v_pool[block, :n] → v_pool[block, :n]) * correction
@@ -208,12 +221,20 @@ def check_block_attention(function: Attention) -> Verdict:
 
 
 def _why_it_raised(error: Exception) -> str:
-    if "list index" in str(error) or "numel() == 0" in str(error):
+    if "numel() == 0" in str(error):
+        return (
+            "No slot of this block counts. Either too many blocks are read: only the first "
+            "-(-kv_len // block_size) have a token. Or n was computed with the physical block: "
+            "use its index i, which enumerate gives"
+        )
+    if "list index" in str(error):
         return (
             "If kv_len is a whole number of blocks, one block too many is read: "
             "-(-kv_len // block_size) rounds up"
         )
     shapes = "q is [D], k_pool and v_pool are [blocks, block_size, D]: one query of one head."
+    if "must match" in str(error) or "Boolean value" in str(error):
+        shapes += " m and l are one number each: scores.max(), p.sum()"
     return shapes * of_shapes(error)
 
 
@@ -275,9 +296,14 @@ def _watched(function: Attention, case: Case) -> _Watch:
 
 
 def _not_running(function: Attention, case: Case) -> str:
-    """What to add where attention is right but no running softmax; "" where it is one."""
+    """What to add where attention is right but no running softmax; "" where it is one.
+
+    "" also where K or V was not read with PyTorch: then nothing was seen.
+    """
     narrow = case._replace(q=case.q[:2], k_pool=case.k_pool[..., :2], v_pool=case.v_pool[..., :2])
     seen, whole_blocks = _watched(function, case), -(-case.kv_len // BLOCK_SIZE) * BLOCK_SIZE
+    if not {"k", "v"} <= set(seen.order):
+        return ""
     keys_first = "k" not in seen.order[max(seen.order.find("v"), 0) :]
     if keys_first or math.prod(_watched(function, narrow).largest) > 2 * BLOCK_SIZE:
         return ". But it keeps the scores of all tokens; a running softmax keeps m, l and acc"

@@ -33,7 +33,7 @@ def _numbers(answer: object) -> list[int]:
 BUDGETS = (
     (10 * GIB, 32, 32, 128, 2, 16),  # Llama-2 7B
     (GIB, 28, 8, 128, 2, 16),  # Qwen3 0.6B
-    (130_000, 4, 2, 32, 4, 4),  # the shipped model, and 15.87 blocks
+    (130_800, 4, 2, 32, 4, 4),  # the shipped model, and 63.87 tokens, which are 15.97 blocks
 )
 BUDGET_SLIPS: Slips = {
     "every layer has K and V of its own": lambda b, n, h, d, i, s: b // (2 * h * d * i * s),
@@ -46,8 +46,8 @@ BUDGET_SLIPS: Slips = {
     "without parentheses Python divides by the bytes of a token, and then multiplies by "
     "block_size: divide by their product": lambda b, n, h, d, i, s: b // (2 * n * h * d * i) * s,
     "a part of a block is no block: round down": lambda b, *m: -(-b // _block(*m)),
-    "a part of a block is no block: round down, not to the nearest": lambda b, *m: round(
-        b / _block(*m)
+    "a part of a block is no block, and a part of a token is no token: round down": (
+        lambda b, *m: round(b / _block(*m))
     ),
 }
 
@@ -62,7 +62,9 @@ def check_num_blocks(function: Callable[[int, int, int, int, int, int], object])
 
     def read(answer: object) -> int:
         if isinstance(answer, float):
-            raise CannotBe(f"{answer:,} is a float; blocks are whole: use //")
+            raise CannotBe(
+                f"{answer:,} is a float; blocks are whole: use //, and only whole factors"
+            )
         if (got := whole(answer)) is None:
             raise CannotBe(f"got {answer!r}, which is no whole number")
         return got
@@ -178,6 +180,9 @@ ALLOCATE_SLIPS: Slips = {
     pos // block_size == len(block_table) → pos % block_size == 0
         the table has a block for position 8 already: a new one is needed only if logical block
         pos // block_size is not in the table
+    pos // block_size == len(block_table) → pos // block_size not in block_table
+        block_table has physical numbers, and pos // block_size is a logical one, an index: compare
+        it with len(block_table)
     pos // block_size == len(block_table) → (pos + 1) // block_size == len(block_table)
         position 3 is the last one in its block; the next block is needed one position later
     pos // block_size == len(block_table) → True
@@ -233,6 +238,8 @@ def check_allocate(function: Callable[[list[int], list[int], int, int], object])
     ) -> str:
         if want[0] is None:
             return "no block is free: return None, and change nothing"
+        if (taken := len(got[1]) - len(table)) > 1:
+            return f"the table got {taken} blocks: take one, the first of free_blocks"
         if got[0] == want[0] and got[1:] != want[1:]:
             if got[1][:-1] == want[1]:
                 last = "the last one in its block; the next block is needed one position later"
@@ -279,6 +286,9 @@ VISIBLE_SLIPS: Slips = {
     "position 0 is a position: ask `is not None`": lambda cells, s, q: [
         i for i in right_visible(cells, s, q) if cells[i][0]
     ],
+    "both must hold, the owner and the position: `and`, not `or`": lambda cells, s, q: [
+        i for i, (p, own) in enumerate(cells) if p is not None and (s in own or p <= q)
+    ],
     "a cell may have several owners: ask `in`": lambda cells, s, q: [
         i for i in right_visible(cells, s, q) if cells[i][1] == {s}
     ],
@@ -306,7 +316,7 @@ def check_visible(function: Callable[[Cells, int, int], object]) -> Verdict:
 
     def explain(error: Exception) -> str:
         is_none = isinstance(error, TypeError) and "NoneType" in str(error)
-        return "An empty cell has position None" if is_none else ""
+        return "An empty cell has position None: ask that first, then `and`" if is_none else ""
 
     return judge(
         *("visible", function, right_visible, SEEN_BY, VISIBLE_SLIPS),
@@ -368,14 +378,17 @@ SHIFT_SLIPS: Slips = slips_of(
 
 
 def _after(shift: Shift, num_tokens: int, keep: int, discard: int, seq_id: str) -> list[Cell]:
-    """All cells of a small real cache in which a sequence was shifted; B has cells there, too."""
+    """All cells of a small real cache in which a sequence was shifted; B has cells there, too.
+
+    Without the shift of their keys, which the cache may have applied or not.
+    """
     spec = KVCacheSpec(num_layers=1, num_kv_heads=1, k_head_dim=2, v_head_dim=2)
     storage = KVStorage(spec, num_tokens + 3)
     cache = CellKVCache(storage, RotaryEmbedding(2, 10_000.0))
     for name, count in (("B", 3), (seq_id, num_tokens)):
         cache.table.place(cache.table.find_slot(count) or (), name, range(count))
     shift(cache, seq_id, keep, discard)
-    return [cache.table[number] for number in range(storage.num_slots)]
+    return [cache.table[number]._replace(shift=0) for number in range(storage.num_slots)]
 
 
 def check_context_shift(function: Shift) -> Verdict:

@@ -114,6 +114,9 @@ def guarded(
         if open_ones:
             verb = "is" if len(open_ones) == 1 else "are"
             message += f"; it calls {' and '.join(open_ones)}, which {verb} not done yet"
+        elif has_gap(function):
+            gap = f"not done yet: there is still a `...` in {name}"
+            return Verdict(None, f"{gap} (it raised {type(error).__name__}: {error})")
         elif why := explain(error) if callable(explain) else explain * of_shapes(error):
             message = f"{message.rstrip('.')}. {why}"
         elif line := _line_of(error, function):
