@@ -1276,6 +1276,21 @@ def sorts_the_queue(self: Any) -> Request:
     return self.waiting[0]
 
 
+def by_one_key(self: Any) -> Request:
+    """Of two that came at once the shorter is first."""
+
+    def key(one: Request) -> tuple[float, int]:
+        is_late = self.now() - one.arrival >= self.patience
+        return one.arrival if is_late else INF, one.num_prompt_tokens
+
+    return min(self.waiting, key=key)
+
+
+def late_by_arrival_and_prompt(self: Any) -> Request:
+    waited = late(self)
+    return min(waited, key=lambda one: (one.arrival, by_prompt(one))) if waited else by_loop(self)
+
+
 def typed_patience(self: Any) -> Request:
     same = object.__new__(type(self))
     same.__dict__ |= self.__dict__ | {"patience": 0.15}
@@ -1382,6 +1397,7 @@ EXERCISES |= {
             (policy(leaves_a_list), "self.waiting is a list now"),
             (policy(sorts_the_queue), "finds the smallest without sorting"),
             (policy(lambda self: min(self.waiting)), "min needs a key"),
+            (policy(lambda self: min(self.waiting, key=len)), "num_prompt_tokens is the length"),
             (policy(lambda self: sorted(self.waiting, key=id)), "a Request; got a list"),
             (Sluggish, "unlike ours"),
             (ShortestFirst.next_waiting, "hand over the class"),
@@ -1389,12 +1405,18 @@ EXERCISES |= {
     ),
     "Fair": Exercise(
         c3.check_fair,
-        [RIGHT["Fair"], policy(first_that_is_late)],
+        [
+            *(RIGHT["Fair"], policy(first_that_is_late)),
+            *(policy(by_one_key), policy(late_by_arrival_and_prompt)),
+        ],
         c3.FAIR_SLIPS,
         [
             (policy(typed_patience), "instead of self.patience?"),
             (policy(lambda self: late(self)[0]), "IndexError"),
             (policy(lambda self: min(late(self), key=lambda one: one.arrival)), "list is empty"),
+            (policy(lambda self: (late(self) or [by_loop(self)])[-1]), "not the last one"),
+            (policy(lambda self: self.now > 0.1), "self.now() is the time"),
+            (policy(eval("lambda self: self.now() > patience")), "in a method it is self.patience"),
         ],
     ),
 }

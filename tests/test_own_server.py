@@ -369,6 +369,19 @@ def test_wrong_or_untouched_parts_are_told_and_the_packages_run(
     assert "yours: none yet; the package's: " in said and "✘" not in said
 
 
+def test_wrong_part_that_calls_a_wrong_one_says_so(serving: Serving) -> None:
+    server, names = serving.of("rows"), dict[str, Any]()
+    code = "def plan_step(running, *_): return {'A': num_tokens_to_run(9, 0, 8)}\n"
+    exec(f"{code}def num_tokens_to_run(a, b, left): return a - b", names)
+    told = "it calls your num_tokens_to_run, whose check says ✘"
+    plan, check = names["plan_step"], CHECKS["plan_step"]
+    assert told not in repr(server.use(plan, check))
+    server.use(names["num_tokens_to_run"], CHECKS["num_tokens_to_run"])
+    assert f"; {told}\n" in repr(server.use(plan, check))
+    names["num_tokens_to_run"] = RIGHT["num_tokens_to_run"]  # mended, and not checked again yet
+    assert told not in repr(server.use(plan, check))
+
+
 class RaisingPolicy(Scheduler):
     def next_waiting(self) -> Request:
         raise KeyError("moth")

@@ -10,7 +10,7 @@
 # | first, sections 1 to 6 | the rule, the batch, what a user feels | about 1 hour |
 # | second, sections 7 to 15 | policies, throughput and latency, fairness, bugs | about 1½ hours |
 #
-# You should have done notebook 02. The code of cells that only measure is folded, or says "You may skip this code".
+# You should have done notebook 02. The code of cells that only measure is folded: you may skip it.
 
 # %%
 import torch
@@ -72,11 +72,10 @@ if predictions.reveal("forwards", engine.runner.num_forwards):
 # - *Static batching*: nobody, until the whole batch is finished.
 # - **Continuous batching**: the next request that waits, in the very next forward. The batch never has to end.
 #
-# Below, 24 requests share four places, and you see the first 48 forwards. A line is a place. A crossed box is a
-# place that is empty although somebody waits.
+# Below, 24 requests share four places, and you see the first 48 forwards. A line is a place. The place that was
+# freed last is taken first. A crossed box is a place that is empty although somebody waits.
 
-# %% tags=["figure-first-places"]
-# You may skip this code.
+# %% tags=["figure-first-places"] jupyter={"source_hidden": true}
 from tutorial_engine.engine import StaticBatching
 from tutorial_engine.viz import places, read_places
 
@@ -260,7 +259,8 @@ explorer
 # it has left. Run that cell and its check, and the explorer's cell again. Choose *mine*: what happens in step 0? Put the
 # budget back. Now let those who wait go before those who run. Who stalls? In the end put your rule right.
 #
-# <details><summary>Answer</summary>Without the budget, step 0 runs 17 tokens where 8 are allowed. With those who wait in
+# <details><summary>Answer</summary>Without the budget, step 0 runs 17 tokens where 8 are allowed (10, if your
+# loop stops when no budget is left). With those who wait in
 # front, C stalls in step 8, and D in step 10.</details>
 #
 # Set *show* to “the steps, the cache and all tokens”: the hatched slots of a row are reserved and empty.
@@ -356,8 +356,7 @@ print(in_vllm())
 #
 # <details><summary>What differs in vLLM</summary>Both loops stand in one long <code>schedule</code>.
 # <code>num_computed_tokens</code> moves on before the forward, in <code>_update_after_schedule</code>; ours moves on
-# after it. The second loop skips requests that cannot go yet, for instance because they wait for a grammar, so others
-# overtake them. With priorities the request with the lowest priority is preempted. A step in which somebody was
+# after it. The second loop skips requests that cannot go yet, so others overtake them. With priorities the request with the lowest priority is preempted. A step in which somebody was
 # preempted admits nobody, even if it is then empty.</details>
 
 # %% [markdown]
@@ -486,7 +485,7 @@ predictions.ask(
     ["almost none, as the one rule", "about a seventh", "about half"],
 )
 
-# %%
+# %% jupyter={"source_hidden": true}
 runs, results = {}, {}
 for name, policy in policies.items():
     engine = make_engine(policy, max_num_seqs=4, max_num_batched_tokens=16)
@@ -496,7 +495,7 @@ tokens = {name: [out.outputs[0].token_ids for out in outs] for name, outs in res
 print("the same tokens under every policy:", all(t == tokens["one rule"] for t in tokens.values()))
 
 
-# %% tags=["figure-places"]
+# %% tags=["figure-places"] jupyter={"source_hidden": true}
 counted = read_places(runs["prefill first"])
 part = counted.wasted / counted.total
 nearest = min(range(3), key=lambda i: abs(part - (1 / 50, 1 / 7, 1 / 2)[i]))
@@ -517,7 +516,7 @@ places(shared) if chosen else None
 #
 # Now the times. Half of the requests are at or below *p50*, and 19 of 20 are at or below *p95*.
 
-# %%
+# %% jupyter={"source_hidden": true}
 from tutorial_engine.engine import percentile
 
 
@@ -597,8 +596,7 @@ throughput_latency(curves, "TPOT", "requests at once (max_num_seqs)") if answere
 # Each point is an engine with another `max_num_seqs`. Why 2 to 3 times? At 1 ms a token, a step with one request lasts
 # 10 + 1 ms, and one with 16 lasts 10 + 16 ms. The measured ratio is a little more, because the rest of the prompts is
 # read between the first two tokens. The first doublings are cheap: two at once cost little and give nearly twice the
-# tokens. The last two printed lines compare the doubling from 1 to 2 with that from 8 to 16. A server is tuned by choosing a point on
-# such a curve. On the line of the large GPU the TPOT hardly grows.
+# tokens. A server is tuned by choosing a point on such a curve. On the line of the large GPU the TPOT hardly grows.
 
 # %%
 predictions.ask(
@@ -646,7 +644,7 @@ if predictions.reveal("paradox", f"about {together}"):
 # %% [markdown]
 # Throughput counts the tokens of all users, and TPOT those of one user. So 1 / throughput is not the TPOT.
 # And throughput · TPOT is the number of requests that run at once. (This is *Little's law*. In our runs the product is
-# a little smaller: TPOT leaves out the wait for the first token.)
+# a little smaller: a request also holds its place while its prompt is read, and TPOT leaves that longer step out.)
 #
 # **When does a batch gain nothing?** The gain comes from the price of a forward, which all requests share.
 # The next cell changes the two prices. In its first line a token costs little, as on a large GPU: reading the
@@ -677,7 +675,7 @@ for per_forward, per_token in ((0.010, 0.00005), (0.010, 0.001), (0.001, 0.001),
 # A decodes. After 100 ms L comes, with 106 prompt tokens. First the budget is so large that the prompt of
 # L runs in one step.
 
-# %%
+# %% jupyter={"source_hidden": true}
 LONG = tokenizer.encode(" ".join([PROMPTS[0]] * 9)).ids
 decoding = Arrival(0.0, prompts[0], wants(24), "A")
 newcomer = Arrival(0.1, LONG, wants(4), "L")
@@ -753,19 +751,17 @@ predictions.ask(
     ["more", "as many", "fewer"],
 )
 
-# %%
+# %% tags=["figure-budget"] jupyter={"source_hidden": true}
+from tutorial_engine.viz import sweep
+
 BUDGETS = [4, 8, 16, 32, 64, 128]
 by_budget = {budget: with_budget(budget) for budget in BUDGETS}
 longest = {b: 1000 * max(outs[0].metrics.itl) for b, (_, outs, _) in by_budget.items()}
 ttft_of_l = {b: 1000 * outs[1].metrics.ttft for b, (_, outs, _) in by_budget.items()}
 texts = [[out.outputs[0].token_ids for out in outs] for _, outs, _ in by_budget.values()]
-print("the same tokens with every budget:", all(one == texts[0] for one in texts))
-
-# %% tags=["figure-budget"] jupyter={"source_hidden": true}
-from tutorial_engine.viz import sweep
-
 ratio = speed_chunked / speed_whole
 if chosen := predictions.reveal("speed", sum(ratio < limit for limit in (1.01, 0.99))):
+    print("the same tokens with every budget:", all(one == texts[0] for one in texts))
     for b, (by_b, _, speed) in by_budget.items():
         told = f"longest gap {longest[b]:3.0f} <= {10 + b:3} ms, TTFT of L {ttft_of_l[b]:3.0f} ms"
         print(f"budget {b:3}: {told}, {by_b.num_steps} steps, {speed:.0f} tokens/s")
@@ -773,9 +769,10 @@ lines = {"longest gap of A": [*longest.values()], "TTFT of L": [*ttft_of_l.value
 sweep(BUDGETS, lines, "token budget of a step", "ms") if chosen else None
 
 # %% [markdown]
-# Beside the same rule with a large budget, chunking brings no throughput. (Beside prefill first it does: section 7.) Here it
-# costs none either, because A needs these steps anyway. On a full engine small budgets cost a lot. L pays for the short gaps of A: its first token
-# comes later. So the token budget is a dial between the users who decode and the user who comes.
+# Beside the same rule with a large budget, chunking brings no throughput. (What section 7 gained
+# over prefill first came from running decodes beside prompts, not from cutting the prompts.) From 16 on it costs none
+# here either, because A needs these 24 steps anyway. With 8 or 4 it does: 28 and 43 steps. On a full engine small
+# budgets cost a lot. L pays for the short gaps of A: its first token comes later. So the token budget is a dial between the users who decode and the user who comes.
 #
 # **Which budget does a real server have?** Not 16. Here is the same run at the price of a large GPU, 0.05 ms a token:
 
@@ -880,7 +877,7 @@ throughput_latency(curves, "TTFT p95", "requests per second", full) if chosen el
 # TTFT is at most 300 ms, and nobody waits more than 600 ms for the first token. (Such a promise is called a
 # service level objective, SLO.) Your `ttft_and_tpot` measures whether you keep it.
 
-# %%
+# %% jupyter={"source_hidden": true}
 crowd = [Arrival(0.0, LONG, wants(8), "L")]
 crowd += [Arrival(0.04 * i, prompts[2], wants(6), f"s{i}") for i in range(12)]
 one_place = {"max_num_seqs": 1, "max_num_batched_tokens": 64, "max_model_len": 160}
@@ -896,7 +893,7 @@ def measure(name, engine):
     turns[name] = engine.trace.trace()
 
 
-# %%
+# %% jupyter={"source_hidden": true}
 from tutorial_engine.trace import Admitted
 
 
@@ -1029,7 +1026,7 @@ predictions.ask(
     ["2 or 3", "5 or 6", "8 or 9", "no number keeps both"],
 )
 
-# %% tags=["figure-patience"]
+# %% tags=["figure-patience"] jupyter={"source_hidden": true}
 server.use(Fair, check_fair)  # in case that exercise 6 was run again
 first, last = three[:2]
 later = (ttfts[last]["L"] - ttfts[first]["L"]) / 12  # ms that L waits for each short one
@@ -1082,7 +1079,7 @@ predictions.ask(
     ["none of them", "one", "all four"],
 )
 
-# %%
+# %% jupyter={"source_hidden": true}
 warm = [SamplingParams(max_tokens=8, temperature=1.0, seed=i, ignore_eos=True) for i in (5, 6, 7)]
 
 
@@ -1161,9 +1158,9 @@ print(f"{sum(row.ok for row in rows)} of {len(rows)} paths ✔, the last one is 
 run = server.serve(PROMPTS, SamplingParams(max_tokens=400), max_num_batched_tokens=16)
 
 # %% [markdown]
-# ## 14 · When batching anew does not win
+# ## 14 · When continuous batching gains nothing
 #
-# **Objective:** know when continuous batching gains nothing over static batching. Here are six ways in which work can come
+# **Objective:** know when static batching is as good. Here are six ways in which work can come
 # to four places.
 
 # %%
@@ -1212,7 +1209,7 @@ server.beside_vllm()
 # %% [markdown]
 # The same decisions, from your few lines. If those who wait went first, only 212 would agree: in step 1, r0 still has 2 tokens
 # of its prompt to run, but r1, which came later, takes the whole budget. vLLM's scheduler has 3,436
-# lines, because a server needs much more: pictures, adapters, several machines, priorities. What it does when memory
+# lines, because a server needs much more: pictures, several machines, priorities. What it does when memory
 # runs out is the subject of the next two notebooks.
 
 # %% [markdown]

@@ -291,9 +291,22 @@ SHORT_ONES = tuple(Job(f"s{i}", 3, 6, 4 * i) for i in range(12))
 PATIENCES = (0.1505, 0.3505)  # never exactly how long somebody has waited
 LATER = (Job("o", 3, 6, 100), Job("M", 30, 4, 101), Job("n", 3, 6, 102))  # nobody waits for long
 # K comes a little later than L, and is shorter; both wait while short ones come
-AT_ONCE = (Job("L", 40, 4), Job("s", 3, 6), Job("n", 2, 6, 1))  # L has waited for exactly 0 s
+# when n comes s is served, and L has waited for exactly 0.014 s: one step of 4 tokens
+EXACTLY = (Job("s", 4, 1), Job("L", 40, 4), Job("n", 2, 6, 1)), 0.014
 CROWD = (Job("s", 3, 6), Job("L", 40, 4, 1), Job("K", 20, 4, 2), *SHORT_ONES[1:], *LATER)
 TURNED = (Job("s", 3, 6), Job("K", 20, 4, 1), Job("L", 40, 4, 2), *SHORT_ONES[1:])  # K is first
+
+
+NEEDS_A_KEY = "min needs a key: a function that says what to compare of a request"
+ERRORS = {  # part of an error's message → what to say
+    " empty": "nobody has waited for so long, and the list is empty: the shortest is next then",
+    "'method'": "a method is called with (): self.now() is the time",
+    "name 'patience'": "in a method it is self.patience",
+    "no len()": "a request has no length: its num_prompt_tokens is the length of its prompt",
+    "'<' not": NEEDS_A_KEY,
+    "callable": NEEDS_A_KEY,
+    "'sort'": "min(self.waiting, key=...) finds the smallest without sorting",
+}
 
 
 def _watched(policy: type[Scheduler], **attributes: object) -> type[Scheduler]:
@@ -345,12 +358,7 @@ def _check_policy(
         return "" if steps(mine) == steps(ours) else "one request alone runs unlike ours"
 
     def explain(error: Exception) -> str:
-        if isinstance(error, ValueError) and "empty" in str(error):
-            return "nobody has waited for so long, and the list is empty: the shortest is next then"
-        if isinstance(error, TypeError) and ("'<' not" in str(error) or "callable" in str(error)):
-            return "min needs a key: a function that says what to compare of a request"
-        is_sort = isinstance(error, AttributeError) and "sort" in str(error)
-        return "min(self.waiting, key=...) finds the smallest without sorting" if is_sort else ""
+        return next((why for sign, why in ERRORS.items() if sign in str(error)), "")
 
     def where(order: Sequence[str], jobs: Sequence[Job], patience: float) -> str:
         sizes = {job.name: job.prompt_len for job in jobs}
@@ -419,10 +427,8 @@ FAIR_SLIPS: Mapping[str, Any] = {
         length
     min(late, key=lambda request: request.arrival) → max(late, key=lambda r: r.num_prompt_tokens)
         of those who have waited for so long, the one that came first is next, not the longest
-    min(late, key=lambda request: request.arrival) → late[-1]
-        of those who have waited for so long, the one that came first is next, not the last one
     min(late, → max(late,
-        of those who have waited for so long, the one that came first is next, not the newest
+        of those who have waited for so long, the one that came first is next, not the last one
     super().next_waiting() → min(self.waiting, key=lambda r: (r.num_prompt_tokens, -r.arrival))
         of equally short ones, the first to arrive is next, not the last
     self.now() - request.arrival >= → self.now() >=
@@ -458,7 +464,7 @@ def check_fair(policy: type[Scheduler]) -> Verdict:
         return f"expected {', '.join(want)}"
 
     told = " or ".join(f"{patience:.2f}" for patience in PATIENCES)
-    cases = [*((CROWD, patience) for patience in PATIENCES), (AT_ONCE, 0.0)]
+    cases = [*((CROWD, patience) for patience in PATIENCES), EXACTLY]
     cases.append((TURNED, PATIENCES[0]))
     return _check_policy(
         *("fair", policy, Fair, cases, FAIR_SLIPS),

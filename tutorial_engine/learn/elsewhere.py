@@ -317,8 +317,9 @@ BOXES = {
         "New prompts first: a step reads prompts or decodes (Scheduler.get_next_batch_to_run in "
         "python/sglang/srt/managers/scheduler.py). With --enable-mixed-chunk, off by default, "
         "decodes run along with a chunk.",
-        "As here: first the newest token of each slot that decodes, then prompts, up to n_batch "
-        "tokens (server_context_impl::update_slots in tools/server/server-context.cpp).",
+        "As here: first the newest token of each slot (its word for a place) that decodes, then "
+        "prompts, up to n_batch tokens (server_context_impl::update_slots in "
+        "tools/server/server-context.cpp).",
     ),
 }
 

@@ -162,10 +162,22 @@ class OwnServer(PartsHolder):
     def use(self, function: Callable[..., Any], check: Callable[..., Verdict]) -> Plugged:
         """A policy replaces the one before.
 
+        A wrong part that calls another wrong one says so.
         After `block_attention` attention reads blocks in place, with the learner's or ours; after
         `ttft_and_tpot` serve prints times, as it always does with pages and cells.
         """
         plugged = super().use(function, check)
+        called = getattr(getattr(function, "__code__", None), "co_names", ())
+        known = getattr(function, "__globals__", {})
+        wrong = [
+            name
+            for name in called
+            if name in self.functions and known.get(name) is self.functions[name]  # not a newer one
+            if self.written[name].verdict.ok is False
+        ]
+        if plugged.verdict.ok is False and wrong:
+            told = f"{plugged.verdict.message}; it calls your {wrong[0]}, whose check says ✘"
+            plugged = plugged._replace(verdict=Verdict(False, told))
         self.written[plugged.name], self.functions[plugged.name] = plugged, function
         if plugged.name in POLICIES:
             self.policy = plugged.name

@@ -111,13 +111,13 @@ def _limits(
     left, right = ax.get_xlim()
     edge = 0.01 * (right - left)  # one value alone is seen as well
     begin, end = kept[0] - edge, kept[-1] + edge
+    where = f"at {listed([f'{a:g}' for a in kept])}"
     if edges:
         begin, end = max((a for a in edges if a < kept[0]), default=kept[0]), kept[-1]
+        where = f"above {begin:g} and " * (begin < kept[0]) + f"up to {end:g}"
     ax.axvspan(begin, end, color=RULE, alpha=0.6, zorder=0, linewidth=0)
     ax.annotate("all kept", (begin, 0), (4, 5), textcoords="offset points", fontsize=9.5)
-    if edges:
-        return f", all limits kept from {begin:g} to {end:g}"
-    return f", all limits kept at {listed([f'{a:g}' for a in kept])}"
+    return f", all limits kept {where}"
 
 
 def _pairs(name: str, x: Sequence[float], line: Line) -> list[tuple[float, float]]:
