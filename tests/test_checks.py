@@ -2133,6 +2133,8 @@ EXERCISES |= {
             (ranks_with("down[:, own]", "down[own]"), "a column of down, not a row"),
             (ranks_with("down[:, own].T", "down[:, own]"), "the part of down is not transposed"),
             (ranks_with("x @ gate[own].T", "x @ gate[own]"), "gate or up is not transposed"),
+            (ranks_with("x @ up[own].T", "x @ up.T"), "up is whole, and gate is cut"),
+            (ranks_with("x @ gate[own].T", "F.linear(x, gate[own].T)"), "is twice (F.linear"),
             (ranks_with("x @ up[own].T", "x @ up"), "gate or up is not transposed"),
             (ranks_with("gate[own].T", "gate[:, own].T"), "a feature is a row of gate and of up"),
             (lambda x, g, u, d, r, n: (x @ g.T * (x @ u.T)) @ d.chunk(n, 1)[r].T, "up are whole"),

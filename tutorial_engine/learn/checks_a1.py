@@ -60,7 +60,7 @@ RANK_SLIPS: Slips = slips_of(
     len(gate) // num_ranks → x.shape[1] // 2 // num_ranks
         the size comes from the numbers of x; divide len(gate), for an MLP of any shape
     len(gate) // num_ranks → 256
-        the size is that of all features, or a fixed number; write len(gate) // num_ranks
+        rank 0 does all the work, or the size is a fixed number; write len(gate) // num_ranks
     len(gate) // num_ranks → len(x) // num_ranks
         the size is a number of tokens; a rank has a share of the features, len(gate) of them
     len(gate) // num_ranks → len(x) // num_ranks
@@ -96,8 +96,13 @@ UNFIT = {  # the shapes of the first case that PyTorch could not multiply → wh
     f"{TOKENS}x{INNER} and {SIZE}x{HIDDEN}": "gate and up are whole; take the rows of own features",
     f"{TOKENS}x{SIZE} and {INNER}x{SIZE}": "a feature is a column of down, not a row",
     f"{TOKENS}x{HIDDEN} and {SIZE}x{INNER}": "a feature is a row of gate and of up, not a column",
-    f"{TOKENS}x{SIZE} and {HIDDEN}x{SIZE}": "the part of down is not transposed; write .T",
-    f"{TOKENS}x{HIDDEN} and {SIZE}x{HIDDEN}": "gate or up is not transposed; write .T",
+    f"{TOKENS}x{SIZE} and {HIDDEN}x{SIZE}": (
+        "the part of down is not transposed, or it is twice (F.linear transposes by itself); or x "
+        "is cut, and every rank has all of x"
+    ),
+    f"{TOKENS}x{HIDDEN} and {SIZE}x{HIDDEN}": (
+        "gate or up is not transposed, or it is twice (F.linear transposes by itself)"
+    ),
     f"{TOKENS}x{HIDDEN} and {INNER}x{HIDDEN}": "gate or up is not transposed; write .T",
 }
 
@@ -107,13 +112,18 @@ def _why(error: Exception) -> str:
         return "The all-reduce is done after your function; return the partial sum alone"
     if isinstance(error, TypeError) and "integer" in str(error):
         return "`/` makes 3.0 of 6 / 2, and an index is a whole number; divide with `//`"
+    if f"tensor a ({SIZE}) must match the size of tensor b ({INNER})" in str(error):
+        return "up is whole, and gate is cut: take the rows of own features of both"
     return next((why for shapes, why in UNFIT.items() if f"({shapes})" in str(error)), "")
 
 
 def _not_the_sums(rank: int, num_ranks: int) -> str:
     size = INNER // num_ranks
     own = f"{rank * size} to {(rank + 1) * size - 1} (of 0 to {INNER - 1})"
-    return f"these are not the sums of its features' products; this rank has features {own}"
+    return (
+        f"these are not the sums of its features' products; this rank has features {own} (is the "
+    )
+    "formula another one?)"
 
 
 def check_rank_mlp(function: RankMlp) -> Verdict:

@@ -84,10 +84,14 @@ from tutorial_engine.learn import check_rank_mlp
 check_rank_mlp(rank_mlp)
 
 # %% [markdown]
-# In section 2 your function runs in the two processes. The package cuts the matrices once, when the model is loaded:
-# so a rank keeps only its share in memory. `qkv_proj` and `gate_up_proj` are cut by rows, and need no all-reduce.
-# `o_proj` and `down_proj` are cut by columns and put into the class below. It only does the all-reduce. (A bias would
-# be added once, after the sum.) The class is called *row* parallel, in vLLM too: in `x @ W.T` the columns of W are the
+# In section 2 your function runs in the two processes. The package cuts the matrices once, when the model is loaded.
+# (So a rank of a real engine keeps only its share in memory. Ours keeps the whole model beside it, to compare.)
+# `qkv_proj` and `gate_up_proj` are cut by rows, and need no all-reduce. `o_proj` and `down_proj` are cut by columns and
+# put into the class below. It computes the product with its part, and then does the all-reduce. (A bias would
+# be added once, after the sum.)
+
+# %% [markdown]
+# The class is called *row* parallel, in vLLM too: in `x @ W.T` the columns of W are the
 # rows of `W.T`. `tp_size` is the number of ranks; vLLM's option for it is `tensor_parallel_size`.
 
 # %%
@@ -127,7 +131,8 @@ predictions.ask(
 # has cut its matrices.) In the end rank 0 runs all of it once more, alone.
 #
 # Who starts a rank? `run_ranks` starts `torchrun`, a program of PyTorch, and this starts two Python processes. It tells
-# each its number. In each process this runs:
+# each its number. In each process the function below runs. *gloo* is the library that carries the sums between CPU
+# processes. Between GPUs it is *NCCL*, a library of NVIDIA. The world size is the number of ranks.
 
 # %%
 from tutorial_engine.parallel import run_ranks
@@ -163,13 +168,12 @@ for ids, text in zip(report.prompt_token_ids, report.texts, strict=True):
 # so a token can take less time.
 #
 # The texts are those of one process. All ranks have the same logits, bit by bit, because an all-reduce gives all of
-# them the same sum. Against one process the logits differ by rounding only: their sums have another order. (*gloo* is
-# the library that carries the sums between CPU processes. Between GPUs it is NCCL, a library of NVIDIA.)
+# them the same sum. Against one process the logits differ by rounding only: their sums have another order.
 
 # %% [markdown]
 # There are two all-reduces in each layer, after attention and after the MLP, however many tokens run. Their sums grow
-# with the tokens: they have the hidden state of each. The next cells *compute* it for Qwen3-8B on H100
-# GPUs. A GPU does not compute while it sends here; this was not measured.
+# with the tokens: they have the hidden state of each. The next cells *compute* the time of a forward of Qwen3-8B on H100
+# GPUs, as if a GPU did not compute while it sends.
 #
 # - `BANDWIDTH`, the speed of a GPU's memory, was measured.
 # - `PEAK`, the speed of its arithmetic, is from the data sheet (the maker's promise) of the H100 SXM, the fastest H100.
@@ -192,7 +196,7 @@ LINKS = {"PCIe 5": 64e9, "NVLink": 450e9}  # bytes a second, one way; data sheet
 num_sums, state = 2 * 36, 4096 * 2  # all-reduces; bytes of a token's hidden state
 
 # %% [markdown]
-# Each of two ranks sends about one whole sum per all-reduce. How much of `PEAK` is reached? Try other numbers
+# Each of two ranks sends about one whole sum per all-reduce: half of its numbers to be added, and half of the sums back. How much of `PEAK` is reached? Try other numbers
 # for `reached`, too.
 
 # %%
@@ -206,7 +210,7 @@ for reached in (1.0, 0.6):
         print(f"  Two over {link} need {two + sums:.0f} ms, {sums:.0f} ms of them for sums.")
 
 # %% [markdown]
-# Over PCIe a second GPU gains little or nothing here: about half of the time goes to the sums. Over NVLink it nearly
+# Over PCIe a second GPU gains little or nothing here: about half of the time goes to the sums (at 60 %, 4 of 10 parts). Over NVLink it nearly
 # halves the time. In a decode step the sums are small, and what counts is the time to start them:
 
 # %%
@@ -242,7 +246,8 @@ box("ranks")
 
 # %% [markdown]
 # **Where does it end?** 6 query heads and 2 K/V heads cannot be shared equally among 4 ranks. Other engines copy K/V
-# heads to more ranks, but 6 query heads do not fit 4 ranks in any case. The package refuses it before a process starts.
+# heads to more ranks. But 6 query heads do not fit 4 ranks: only a few engines allow shares that are not equal, or add
+# empty heads (SGLang on a CPU). The package refuses it before a process starts.
 
 # %%
 try:
@@ -251,8 +256,8 @@ except ValueError as error:
     print(error)
 
 # %% [markdown]
-# Here is one more row of the ledger (with the package's MLP, not yours), and the time of both ways, measured in rank
-# 0. With this tiny model two ranks are slower here: there is little arithmetic to divide, and each sum is sent from one
+# Here is one more row of the ledger (with the package's MLP, not yours). The time below it is of your run above: two
+# ranks with your MLP (if it was right), and rank 0 alone with the package's. With this tiny model two ranks are slower here: there is little arithmetic to divide, and each sum is sent from one
 # process to the other.
 
 # %%
