@@ -174,7 +174,8 @@ for ids, text in zip(report.prompt_token_ids, report.texts, strict=True):
 # There are two all-reduces in each layer, after attention and after the MLP, however many tokens run. Their sums grow
 # with the tokens: they have the hidden state of each. The next cells *compute* the time of a forward of Qwen3-8B on H100
 # GPUs, as if a GPU did not compute while it sends.
-#
+
+# %% [markdown]
 # - `BANDWIDTH`, the speed of a GPU's memory, was measured.
 # - `PEAK`, the speed of its arithmetic, is from the data sheet (the maker's promise) of the H100 SXM, the fastest H100.
 #   No program reaches it.
