@@ -1086,6 +1086,11 @@ EXERCISES |= {
                 for f in (range, lambda *ends: [*range(*ends)])
                 for said in ("wants one position for each sequence, that of its first token",)
             ],
+            *[
+                (lambda m, a, ids, n, f=f: m(Batch.from_sequences(f(ids[n:]), [n]), a), said)
+                for f in (lambda ids: torch.tensor([ids]), lambda ids: [torch.tensor(ids)])
+                for said in ("wants lists of ids",)
+            ],
             (but("run_new", lambda logits: logits + 1), "other logits"),
         ],
     ),
@@ -1137,6 +1142,7 @@ EXERCISES |= {
             (lambda probs, p: probs >= max(p, 0.4), "expected 2; the token that crosses p stays"),
             (but("keep_top_p", lambda keep: keep.int()), "True = kept; got torch.int32"),
             (lambda probs, p: probs.index_put_((probs > 0,), probs > 1), "a tensor of bools"),
+            (lambda probs, p: probs.sort(descending=True).cumsum(-1) < p, "sort gives two things"),
         ],
     ),
     "why_finished": Exercise(

@@ -313,7 +313,8 @@ TRANSPLANT_SLIPS: Slips = slips_of(
     """
     k[slots] = donor_k[slots] → pass
     v[slots] = donor_v[slots] → pass
-        the memory is as it was; `k = ...` only gives a name to another tensor ▸ k[slots] = ...
+        the memory is as it was; is a condition never true (`which` is "K", "V" or "KV")? Or does
+        `k = ...` only give a name to another tensor? ▸ k[slots] = ...
     k[slots] = donor_k[slots] → donor_k[slots] = k[slots]
     v[slots] = donor_v[slots] → donor_v[slots] = v[slots]
         it copies from the memory into the donor; the other way round is asked
@@ -481,6 +482,8 @@ def check_run_new(function: Callable[..., Tensor]) -> Verdict:
                 "Batch.from_sequences wants one position for each sequence, that of its first "
                 f"token; it counts on from there{CODE}[num_computed]"
             )
+        if any(word in str(error) for word in ("value of Tensor", "holds tensor(")):
+            return "Batch.from_sequences wants lists of ids: it makes the tensors itself"
         words = ("sequences but", "object is not iterable", "has no len()", "token ids are whole")
         if not any(word in str(error) for word in words):
             return ""
@@ -596,6 +599,8 @@ TOP_P_SLIPS: Slips = slips_of(
         the sum begins at the unlikeliest token ▸ descending=True
     return keep → return ~keep
         it is inverted; True = kept
+    - values < p → - values > p
+        turned around; a token stays if the sum before it is below p
     return keep → return probs > p
         each probability is compared with p alone; add them up from the likeliest down
     return keep → return probs < p
@@ -646,12 +651,18 @@ def check_top_p(function: Callable[[Tensor, float], Tensor]) -> Verdict:
         more = "; the token that crosses p stays" if kept < right else ""
         return f"it keeps {counted(kept, 'token')}, expected {right}{more}"
 
+    def explain(error: Exception) -> str:
+        if "return_types.sort" in str(error):
+            both = "sort gives two things, the values and their order"
+            return f"{both}{CODE}values, order = probs.sort(descending=True)"
+        return "The answer is a tensor of bools" * ("dtypes" in str(error))
+
     return judge(
         *("keep_top_p", function, _nucleus, cases, TOP_P_SLIPS),
         "keep_top_p: five distributions, sorted and not",
         where=lambda got, probs, p: f"p={p} of {[round(float(x), 3) for x in probs]}",
         otherwise=otherwise,
-        explain=lambda error: "The answer is a tensor of bools" * ("dtypes" in str(error)),
+        explain=explain,
     )
 
 
