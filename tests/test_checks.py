@@ -802,6 +802,12 @@ def static_with(written: str) -> Any:
     return rewritten(MyStaticCache, (right, written))
 
 
+class IntoACopy(static_with("self.k[layer][batch.positions].copy_(k)")):  # type: ignore[misc]
+    def __init__(self, config: ModelConfig, max_len: int) -> None:
+        super().__init__(config, max_len)
+        self.k, self.v = torch.empty_like(self.k), torch.empty(self.v.shape)
+
+
 class Shared(MyCache):
     kv: dict[int, tuple[Tensor, Tensor]] = {}  # noqa: RUF012  the mistake
 
@@ -975,6 +981,8 @@ WHY_SLIPS = slips_of(  # each hint of an ending, and a function that it helps
         search the whole text
     one in text for → text.find(one) > 0 for
         text.find gives 0 there
+    any(one in text for one in stop) → __import__("re").search("|".join(stop) or "^$", text)
+        a dot stands for itself
     any(one in text for one in stop) → stop in text
         stop is a tuple of strings
     any(one in text for one in stop) → stop and stop[0] in text
@@ -1062,6 +1070,7 @@ EXERCISES |= {
             (InNumpy, "make it with torch.zeros"),
             (static_with("pass"), "layer 0: the new k is not written into the memory"),
             (static_with("self.k[layer, start:end] = k"), "the new v is not written into the"),
+            (IntoACopy, "layer 0: the new k is not written into the memory"),
             (
                 static_with("self.k[layer, start:end] = self.v[layer, start:end] = k"),
                 "layer 0: v gets the new k; it must get the new v",
@@ -1086,6 +1095,11 @@ EXERCISES |= {
                 for f in (range, lambda *ends: [*range(*ends)])
                 for said in ("wants one position for each sequence, that of its first token",)
             ],
+            *[
+                (lambda m, a, ids, n, f=f: m(Batch.from_sequences(f(ids[n:]), [n]), a), said)
+                for f in (lambda ids: torch.tensor([ids]), lambda ids: [torch.tensor(ids)])
+                for said in ("wants lists of ids",)
+            ],
             (but("run_new", lambda logits: logits + 1), "other logits"),
         ],
     ),
@@ -1108,6 +1122,7 @@ EXERCISES |= {
             (lambda run: run([9], []) + torch.rand(1), "without a bug give different"),
             (lambda run: run([9, 8, 7, 6], [], 2).tolist(), "a tensor; got list"),
             (lambda run: run([9] * 300, []), "at most 256 tokens"),
+            (lambda run: run([], [9]), "at least one token of a prompt"),
         ],
     ),
     "slots_to_write": Exercise(
@@ -1137,6 +1152,7 @@ EXERCISES |= {
             (lambda probs, p: probs >= max(p, 0.4), "expected 2; the token that crosses p stays"),
             (but("keep_top_p", lambda keep: keep.int()), "True = kept; got torch.int32"),
             (lambda probs, p: probs.index_put_((probs > 0,), probs > 1), "a tensor of bools"),
+            (lambda probs, p: probs.sort(descending=True).cumsum(-1) < p, "sort gives two things"),
         ],
     ),
     "why_finished": Exercise(

@@ -284,6 +284,11 @@ def test_last_step_is_what_the_engine_samples_from(sampling: SamplingExplorer, k
     assert f"{percent(lost)} is lost" in words(sampling, "mass")[0]
 
 
+def test_nothing_is_lost_without_a_filter(sampling: SamplingExplorer) -> None:
+    turn(sampling, 4, **NO_FILTER)
+    assert sampling.stages[4].mass == 1 and "lost" not in caption_of(sampling)
+
+
 def test_the_place_of_top_p_in_the_order_is_told(sampling: SamplingExplorer) -> None:
     turn(sampling, 3, top_k=30, top_p=0.8)
     first = sampling.logits.softmax(-1).sort(descending=True).values

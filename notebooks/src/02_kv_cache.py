@@ -860,11 +860,13 @@ for i, (out, params) in enumerate(zip(together, three, strict=True)):
 # %% [markdown]
 # The calculator takes the `config.json` of a dense Llama, Mistral, Qwen2 or Qwen3 model, and says why it refuses others.
 # (*Dense*: every token uses all weights.) Run the cell to get the controls. Change the memory, the bandwidth and the
-# *context* (all tokens of a request, prompt and new ones), or paste your own file. Section 11 explains what it says of
-# speed.
+# *context* (all tokens of a request, prompt and new ones), or paste your own file.
 #
-# bf16 ("bfloat16" in the file) stores a number in 2 bytes, fp32 in 4. A TFLOP/s is 10¹² FLOPs a second. vLLM,
-# an LLM server, takes a share of the GPU's memory: here 0.9, by default 0.92.
+# The *bandwidth* says how many bytes a second the memory can deliver. The *peak* says how many FLOPs a second the
+# processor can compute (a TFLOP/s is 10¹²). Section 11 explains what follows from them.
+#
+# bf16 ("bfloat16" in the file) stores a number in 2 bytes, fp32 in 4. vLLM, an LLM server, takes a share of the GPU's
+# memory: here 0.9, by default 0.92.
 
 # %% tags=["figure-calculator"]
 import json
@@ -959,9 +961,11 @@ latency_picture(measured, virtual) if predictions.reveal("short", answer) else N
 plain = load_model(fast=False)
 one, many = (count_operations(ready(plain, Work(1, n, 0), cached=False)) for n in (1, 64))
 print(f"PyTorch calls in a forward over 1 token: {one}; over 64 tokens: {many}")
+flops_one, flops_many = (Work(1, n, 0).flops(c) for n in (1, 64))
+print(f"the FLOPs of 64 tokens are {flops_many / flops_one:.0f} times those of 1 token")
 
 # %% [markdown]
-# 64 tokens need 64 times the arithmetic, but less than a third more calls.
+# 64 tokens need about 62 times the arithmetic (only the last token gets logits), but less than a third more calls.
 #
 # **TTFT**, the time to the first token, is the time of the prefill. **TPOT**, the time per output token, is the time of
 # one decode step.
@@ -976,8 +980,8 @@ for n in (10, 100, 900):
         print(f"prompt of {n:3}, {name:10}: TTFT {ttft:6.1f} ms, TPOT {tpot:6.1f} ms")
 
 # %% [markdown]
-# The cache does not shorten TTFT: the prompt has to run once in both cases. (Making the cache takes a moment; other small
-# differences are noise.) It shortens TPOT: without it, every later token costs a forward over the whole text.
+# The cache does not shorten TTFT: the prompt has to run once in both cases. (Making the cache takes a moment. The rest of
+# the difference is noise, and on a busy machine it can be large.) It shortens TPOT: without it, every later token costs a forward over the whole text.
 
 # %% [markdown]
 # ## 11 · What bounds a forward: the roofline
@@ -1085,11 +1089,11 @@ roofline_picture(bandwidth, peak, points) if chosen else None
 # %%
 gpu = {"peak": 150e12, "bandwidth": 1e12}  # as the calculator has it
 print(f"the ridge of its GPU: {gpu['peak'] / gpu['bandwidth']:.0f} FLOPs a byte")
-for num_seqs in (1, 8, 64, 512):
-    for old in (64, 4096):
-        work = Work(num_seqs, new=1, old=old)
-        intensity = work.flops(qwen3_06b) / work.num_bytes(qwen3_06b, itemsize=2)
-        print(f"batch of {num_seqs:3}, {old:4} cached tokens each: {intensity:5.1f} FLOPs a byte")
+print("FLOPs a byte, with 64, 70 and 4,096 cached tokens each:")
+for num_seqs in (1, 8, 64, 512, 2048, 10**6):
+    works = [Work(num_seqs, new=1, old=old) for old in (64, 70, 4096)]
+    found = [w.flops(qwen3_06b) / w.num_bytes(qwen3_06b, itemsize=2) for w in works]
+    print(f"batch of {num_seqs:9,}:", *[f"{intensity:6.1f}" for intensity in found])
 # DeepSeek-V3: K is both parts of the short vector, V the first one
 heads, latent, rotated = 128, 512, 64
 flops, moved = 2 * heads * (latent + rotated + latent), 2 * (latent + rotated)
@@ -1103,8 +1107,8 @@ print(f"MLA, a cached token: {flops:,} FLOPs, {moved:,} bytes: {flops / moved:.0
 # GQA the *attention* of a decode stays memory-bound. With MLA all 128 heads share one vector: its attention lies beyond this ridge.
 
 # %% [markdown]
-# With short contexts a batch can bring the whole forward to the ridge. With 4,096 tokens each no batch does: 4.5 is nearly
-# the limit. And K and V of 512 · 4,096 tokens would take 224 GiB, and the GPU has 24.
+# With 64 cached tokens a batch of 2,048 just reaches the ridge. From 70 on no batch does. With 4,096 tokens each 4.5 is
+# nearly the limit. And K and V of 512 · 4,096 tokens would take 224 GiB, and the GPU has 24.
 
 # %%
 print(predictions.score())

@@ -26,6 +26,8 @@ def check_cache_test(test: CacheTest) -> Verdict:
     ) -> Tensor:
         """As the notebook has it; counts the tokens that run."""
         request = Request("A", list(sequence))
+        if len(sequence) == 0:
+            raise CannotBe("give logits_of at least one token of a prompt")
         if len(sequence) + len(new) > ROOM:
             raise CannotBe(f"use at most {ROOM} tokens; far fewer are enough")
         cache = StaticKVCache.from_config(model.config, max_len=ROOM)

@@ -110,7 +110,8 @@ def _updates(make_cache: Callable[..., Any], *sizes: Any) -> list["_Given"]:
             config.head_dim,
         )
     try:
-        cache = make_cache(*sizes)
+        with _Moved():
+            cache = make_cache(*sizes)
     except TypeError as error:
         given = f"{make_cache.__name__}({'config, max_len' if sizes else ''})"
         raise CannotBe(f"{given} raised TypeError: {error}") from error
@@ -137,7 +138,11 @@ class _Given(list[Tensor]):
 
 
 class _Moved(TorchDispatchMode):
-    """Notes the most numbers that one operation inside the block copies or joins."""
+    """Notes the most numbers that one operation inside the block copies or joins.
+
+    Memory that `torch.empty` makes is NaN: it may hold tensors of an earlier check, and these would
+    be taken for what was written.
+    """
 
     COPIES: ClassVar = {"cat": None, "stack": None, "clone": None, "copy_": 1, "index_put_": 2}
     most = 0
@@ -145,6 +150,8 @@ class _Moved(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         name = func.overloadpacket.__name__
+        if name.startswith(("empty", "new_empty")) and result.is_floating_point():
+            result.fill_(torch.nan)
         if name in self.COPIES:
             at = self.COPIES[name]
             self.most = max(self.most, (result if at is None else args[at]).numel())
@@ -313,7 +320,8 @@ TRANSPLANT_SLIPS: Slips = slips_of(
     """
     k[slots] = donor_k[slots] → pass
     v[slots] = donor_v[slots] → pass
-        the memory is as it was; `k = ...` only gives a name to another tensor ▸ k[slots] = ...
+        the memory is as it was; is a condition never true (`which` is "K", "V" or "KV")? Or does
+        `k = ...` only give a name to another tensor? ▸ k[slots] = ...
     k[slots] = donor_k[slots] → donor_k[slots] = k[slots]
     v[slots] = donor_v[slots] → donor_v[slots] = v[slots]
         it copies from the memory into the donor; the other way round is asked
@@ -481,6 +489,8 @@ def check_run_new(function: Callable[..., Tensor]) -> Verdict:
                 "Batch.from_sequences wants one position for each sequence, that of its first "
                 f"token; it counts on from there{CODE}[num_computed]"
             )
+        if any(word in str(error) for word in ("value of Tensor", "holds tensor(")):
+            return "Batch.from_sequences wants lists of ids: it makes the tensors itself"
         words = ("sequences but", "object is not iterable", "has no len()", "token ids are whole")
         if not any(word in str(error) for word in words):
             return ""
@@ -596,6 +606,8 @@ TOP_P_SLIPS: Slips = slips_of(
         the sum begins at the unlikeliest token ▸ descending=True
     return keep → return ~keep
         it is inverted; True = kept
+    - values < p → - values > p
+        turned around; a token stays if the sum before it is below p
     return keep → return probs > p
         each probability is compared with p alone; add them up from the likeliest down
     return keep → return probs < p
@@ -646,12 +658,18 @@ def check_top_p(function: Callable[[Tensor, float], Tensor]) -> Verdict:
         more = "; the token that crosses p stays" if kept < right else ""
         return f"it keeps {counted(kept, 'token')}, expected {right}{more}"
 
+    def explain(error: Exception) -> str:
+        if "return_types.sort" in str(error):
+            both = "sort gives two things, the values and their order"
+            return f"{both}{CODE}values, order = probs.sort(descending=True)"
+        return "The answer is a tensor of bools" * ("dtypes" in str(error))
+
     return judge(
         *("keep_top_p", function, _nucleus, cases, TOP_P_SLIPS),
         "keep_top_p: five distributions, sorted and not",
         where=lambda got, probs, p: f"p={p} of {[round(float(x), 3) for x in probs]}",
         otherwise=otherwise,
-        explain=lambda error: "The answer is a tensor of bools" * ("dtypes" in str(error)),
+        explain=explain,
     )
 
 
@@ -731,6 +749,13 @@ ENDINGS = (
         "a token may end behind it: search the whole text, not its end",
         [5, 6],
         "Anna had a coat. One",
+        ("coat.",),
+    ),
+    Ending(
+        "the stop string is “coat.”, and the text has “coats”",
+        "a dot stands for itself, as in `one in text`",
+        [5, 6],
+        "Anna had coats",
         ("coat.",),
     ),
     Ending(
@@ -823,6 +848,8 @@ FLOOR_SLIPS: Slips = slips_of(
         in the best case both overlap completely: not the sum
     (4 * num_weights + kv_bytes) / → 4 * num_weights / bandwidth, kv_bytes /
         weights and cache go through the same memory, one after the other: add their bytes
+    (4 * num_weights + kv_bytes) / → (4 * (num_weights + num_tokens) + kv_bytes) /
+        the bytes are those of the weights and of the cache; add none for the tokens
     max( → min(
         the slower of the two decides: max, not min
     / peak →
@@ -867,8 +894,8 @@ def _amounts(function: Callable[..., Any]) -> str:
 
 def check_floor(function: Callable[[int, int, int, float, float], float]) -> Verdict:
     """Check a learner's function(num_weights, num_tokens, kv_bytes, peak, bandwidth) → seconds."""
-    sizes = (7 * 10**8, 1, 10**9), (10**9, 256, 10**9), (10**8, 2, 10**10)
-    rates = (3e11, 5e10), (2e11, 4e10), (3e11, 6e10)  # peak, bandwidth
+    sizes = (7 * 10**8, 1, 10**9), (10**9, 256, 10**9), (10**8, 2, 10**10), (1000, 500, 0)
+    rates = (3e11, 5e10), (2e11, 4e10), (3e11, 6e10), (1e12, 1e9)  # peak, bandwidth
     cases = [(*size, *rate) for size, rate in zip(sizes, rates, strict=True)]
 
     def read(got: Any) -> float:

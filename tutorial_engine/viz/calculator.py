@@ -127,7 +127,7 @@ class MemoryCalculator(Explorer):
             f"fit{'s' * (plan.num_requests == 1)} beside the weights"
         )
         if not step:
-            return f"{fit}; none runs now."
+            return f"{fit}; none runs now: move “{self.step_name}”."
         time = plan.decode(step)
         return (
             f"{fit}; with {step} of them a decode step takes at least {ms(time.least)}, "

@@ -219,7 +219,7 @@ class SamplingExplorer(Explorer):
         """What is left in all, and what was drawn from it."""
         now, drawn = self.stages[step], self.draws(step)
         said = ""
-        if step == len(self.stages) - 1 and self.params.temperature:
+        if step == len(self.stages) - 1 and self.params.temperature and now.mass < 1:
             said = f"in all {percent(1 - now.mass)} of the probability is lost; "
         if not drawn:
             return f"{said}nothing is drawn"
@@ -424,7 +424,7 @@ def stages(logits: Tensor, params: SamplingParams) -> list[Stage]:
                 f"{name} off" if is_off else f"{name} {asked:g}",
                 kept,
                 scores.double().softmax(-1),
-                float(warm[kept].sum()),
+                1.0 if kept.all() else float(warm[kept].sum()),  # a sum of all may miss 1
                 is_off,
             )
         )
