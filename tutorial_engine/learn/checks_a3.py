@@ -172,6 +172,11 @@ HITS_SLIPS: Slips = slips_of(
         those that come later have computed nothing yet
     prompts[:i] → ()
         all come at once, but a block can be found as soon as its tokens are planned
+    best = 0 → best = max(found, default=0)
+        each prompt begins with nothing found: set it back to 0 for each one
+    best = 0 → best = max(found, default=0)
+    found.append(best) → found.append(min(best, (len(prompt) - 1) // block_size * block_size))
+        each prompt begins with nothing found: set it back to 0 for each one, and it needs no limit
     best = max(best, end) → best += block_size
         two earlier prompts with the same beginning do not count twice
     prompt[:end] → prompt[end - block_size : end]
@@ -199,7 +204,7 @@ def burst_cases() -> list[tuple[list[list[int]], int]]:
         (theirs, 32),
         ([[*one, 1], one, [*one, 9, 9, 9]], 4),
         ([one, other, [*one, 30], [*other, 31], [*other, 32]], 4),
-        ([[*one, 9], [*one, 9], [*one, 9]], 4),
+        ([[*one, 9], [*one, 9], other, [*one, 9]], 4),
         ([[*one, 9], [*other[:4], *one[4:], 9]], 4),
         ([half, [*one, 30], [*one, 31]], 4),
         ([[*one, 30], half, [*one, 31]], 4),

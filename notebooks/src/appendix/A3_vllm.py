@@ -141,7 +141,7 @@ places(two, title) if predictions.reveal(
 
 # %% [markdown]
 # The picture does not show blocks: in step 9 `r1` takes block 3, and in step 10 `r2` takes block 4. In step 13 `r0` needs
-# a block, too, and none is free. From then on one of the three places runs nothing, because there is no memory for `r2`.
+# a block, too, and none is free. So `r2`, which was admitted last, loses its blocks (section 3). From then on one of the three places runs nothing, because there is no memory for `r2`.
 # ("Wasted" is the word of notebook 03 for this.) In step 23 first `r0` ends, then `r1`. `r1` ended
 # last, so the picture puts `r2` in step 24 into its place 1. (A plan of vLLM has no places.)
 #
@@ -347,7 +347,7 @@ queue_picture(rules["ToTheEnd"], [2, 14]) if chosen else None
 # And this is vLLM's own queue, before and after step 14:
 
 # %% tags=["figure-kept"]
-queue_picture(rules["vLLM"], [14]) if predictions.made("lost") else "Choose an answer above."
+queue_picture(rules["vLLM"], [14]) if predictions.made("lost") else print("Choose an answer above.")
 
 # %% [markdown]
 # In vLLM each short request takes block 1, which the one before it has just left. With `ToTheEnd` each takes the block
@@ -533,6 +533,7 @@ Places()
 #   plan one more step for a request that has already ended. Our engine plans one step after the other, so that you can look between them.
 
 # %% [markdown]
+# The last token stays on the GPU, and the next step takes it there. So a plan need not know it: it is enough that there will be one.
 # The picture has a plan of 3 ms and a forward of 7 ms (chosen, not measured). In the lower half plan 3 is
 # ready before the tokens of step 2 are known. (Only one plan is ahead at a time.) So a request whose end token comes in step 2 is still in plan 3.
 
