@@ -1216,6 +1216,15 @@ def slots_by_recursion(request: Any, running: Any, allocate: Function, preempt: 
     return slots_by_recursion(request, running, allocate, preempt)
 
 
+def slots_by_keywords(request: Any, running: Any, allocate: Function, preempt: Function) -> Any:
+    """With the names that the text gives."""
+    return RIGHT["slots_for"](
+        *(request, running),
+        lambda asking: allocate(request=asking),
+        lambda last: preempt(victim=last),
+    )
+
+
 def goes_on(request: Any, running: Any, allocate: Function, preempt: Function) -> Any:
     while (slots := allocate(request)) is None:
         preempt(running[-1])
@@ -1357,7 +1366,7 @@ EXERCISES |= {
     ),
     "slots_for": Exercise(
         check_slots_for,
-        [RIGHT["slots_for"], slots_by_recursion],
+        [RIGHT["slots_for"], slots_by_recursion, slots_by_keywords],
         GIVE_WAY_SLIPS,
         [
             (goes_on, "goes on after C itself gave way"),
@@ -1465,6 +1474,12 @@ def free_in_a_new_list(
     return free_queue
 
 
+def free_one_to_the_front(table: list[int], *rest: Any) -> None:
+    RIGHT["free"](table, *rest)
+    if len(table) == 1:
+        rest[1].sort()
+
+
 def free_and_forget(table: list[int], *rest: Any) -> None:
     RIGHT["free"](table, *rest)
     rest[-1].update(dict.fromkeys(rest[-1]))
@@ -1512,6 +1527,12 @@ def take_by_block(free_queue: list[int], hashes: dict[int, Any], cached: Cached)
     return block
 
 
+def take_and_keep_hashes_of_many(
+    free_queue: list[int], hashes: dict[int, Any], cached: Cached
+) -> int:
+    return free_queue.pop(0) if len(free_queue) > 5 else RIGHT["take"](free_queue, hashes, cached)
+
+
 def take_cached_only(free_queue: list[int], hashes: dict[int, Any], cached: Cached) -> int:
     block = free_queue.pop(0)
     del cached[hashes[block]]
@@ -1536,6 +1557,23 @@ def find_recursively(tokens: list[int], size: int, hash_of: Function, cached: Ca
         return [cached[own], *after(own, rest[size:])]
 
     return after(None, tokens)
+
+
+def find_by_keywords(tokens: list[int], size: int, hash_of: Function, cached: Cached) -> list[int]:
+    """With the names that the text gives."""
+    return RIGHT["find"](tokens, size, lambda h, own: hash_of(parent=h, tokens=own), cached)
+
+
+def find_token_by_token(
+    tokens: list[int], size: int, hash_of: Function, cached: Cached
+) -> list[int]:
+    found, last = [], None
+    for token in tokens:
+        last = hash_of(last, [token])
+        if last not in cached:
+            break
+        found.append(cached[last])
+    return found
 
 
 def find_with_hashes(change: Function) -> Function:
@@ -2051,6 +2089,8 @@ EXERCISES |= {
             (free_up_to_a_shared_block, "count down for [0, 1], too: a request gives its whole"),
             (free_what_it_holds_alone, "count down for [0, 1], too: a request gives its whole"),
             (free_and_forget, "free changes no hash"),
+            (free_one_to_the_front, "the table [3] was given back (none without a hash), and the"),
+            (free_one_to_the_front, "the queue is [3, 5, 6, 7], the package's [5, 6, 7, 3]"),
             (
                 lambda t, c, queue, h: (
                     RIGHT["free"](t, c, queue, h),
@@ -2068,11 +2108,15 @@ EXERCISES |= {
             (take_without_hash_first, "take the hash out of `cached` first"),
             (take_by_block, "the keys of `cached` are hashes, not blocks"),
             (take_cached_only, "KeyError: None; block 5 has no hash"),
+            (
+                take_and_keep_hashes_of_many,
+                "tokens came, and what can be found is {",
+            ),
         ],
     ),
     "find": Exercise(
         learn.check_find,
-        [RIGHT["find"], find_all_hashes_first, find_recursively],
+        [RIGHT["find"], find_all_hashes_first, find_recursively, find_by_keywords],
         FIND_SLIPS,
         [
             (find_with_hashes(lambda hash_of, *rest: hash_of(*rest)), "got 8 tokens in blocks"),
@@ -2088,6 +2132,10 @@ EXERCISES |= {
             (lambda t, *rest: RIGHT["find"]([*t, 0], *rest)[:-1], "the last block counts, too"),
             (partial(find_by_begins, False), "called again and again"),
             (but("find", set), "must return a list of blocks"),
+            (
+                find_token_by_token,
+                "first tokens in blocks of 4: a hash belongs",
+            ),
         ],
     ),
     "block_attention": Exercise(

@@ -222,6 +222,22 @@ def test_learners_policy_admits_and_the_last_one_used_counts(
     assert type(server.engine(policy=OneByOne).scheduler) is OneByOne
 
 
+def test_parts_may_call_what_they_are_given_by_the_names_in_the_text(serving: Serving) -> None:
+    def find(tokens: list[int], size: int, hash_of: Any, cached: Any) -> Any:
+        return RIGHT["find"](tokens, size, lambda h, own: hash_of(parent=h, tokens=own), cached)
+
+    def slots_for(request: Any, running: Any, allocate: Any, preempt: Any) -> Any:
+        ask, take = lambda one: allocate(request=one), lambda one: preempt(victim=one)
+        return RIGHT["slots_for"](request, running, ask, take)
+
+    server = serving.of("pages")
+    for part in (find, slots_for):
+        assert server.use(part, CHECKS[part.__name__]).verdict.ok
+    run, said = serving.serve(server)
+    serving.check_tokens(run)
+    assert count(run.trace, Preempted) > 0 and "✘" not in said and "find (" in said
+
+
 def test_learners_blocks_and_attention_serve_from_a_pool_that_preempts(serving: Serving) -> None:
     server = serving.of("pages")
     spies = serving.spied(server, *server.names[1:])

@@ -178,8 +178,9 @@ print("tokens found in the prefix cache:", found_by(run))
 # If two different texts had the same hash, one user would read another user's K and V. The package uses SHA-256, which
 # makes this practically impossible. But a short TTFT tells a user that somebody has sent this text before. A **salt**
 # prevents this: the first hash of a chain begins with a text of your choice. Then only requests with the same salt
-# share blocks, for example those of one user. Here `use_salt` sets it for the requests that come from
-# now on. In vLLM each request brings its own.
+# share blocks, for example those of one user. In vLLM each request brings its own. Here
+# `engine.memory.blocks.use_salt("user 1")` sets one for all chains of hashes that begin from then on. So change it only
+# when no request waits or runs.
 
 # %% [markdown]
 # SGLang has the same idea without blocks. It keeps texts in a *radix tree* until they are evicted: a branch holds tokens,

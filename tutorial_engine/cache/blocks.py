@@ -83,9 +83,10 @@ class BlockManager:
     # ---- what is known already
 
     def use_salt(self, salt: str) -> None:
-        """From now on every chain of hashes begins with it: blocks named otherwise are not found.
+        """Every chain of hashes that begins from now on has it: others' blocks are not found.
 
-        For users who must not find out what others asked.
+        For users who must not find out what others asked. A chain begins when its request is
+        admitted, not when it is added: change the salt while no request waits or runs.
         """
         if not isinstance(salt, str):
             raise ValueError(f"salt is a text, got {salt!r}")

@@ -1,6 +1,7 @@
 """The checks of the exercises on blocks: eviction; and what a stale block does to an answer."""
 
 import random
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -234,6 +235,7 @@ def _beside_ours(free: Part, take: Part, seed: int) -> str:
         frees = bool(ours.tables) and draw.random() < 0.5
         name = draw.choice(sorted(ours.tables)) if frees else str(number)
         tokens = draw.choices((0, 1), k=draw.randint(1, 11))
+        table = list(ours.tables.get(name, []))
         try:
             for blocks in (ours, theirs):
                 if frees:
@@ -243,6 +245,10 @@ def _beside_ours(free: Part, take: Part, seed: int) -> str:
                     blocks.commit(name, len(tokens))
         except PartFailed as failed:
             return f"operation {number} (seed {seed}): {failed}"
+        came = f"a request of {len(tokens)} tokens came"
+        if frees:
+            without = [block for block in table if ours.blocks[block].hash is None]
+            came = f"the table {table} was given back ({without or 'none'} without a hash)"
         for what, mine, right in (
             ("the queue is", theirs.free_queue, ours.free_queue),
             ("the tables are", theirs.tables, ours.tables),
@@ -250,8 +256,20 @@ def _beside_ours(free: Part, take: Part, seed: int) -> str:
             ("the blocks are", theirs.blocks, ours.blocks),
         ):
             if mine != right or list(mine) != list(right):
-                return f"operation {number} (seed {seed}): {what} {mine}, ours {right}"
+                told = f"{what} {_plain(mine)}, the package's {_plain(right)}"
+                return f"beside the package: {came}, and {told}"
     return ""
+
+
+def _plain(state: Any) -> Any:
+    """Queue, tables, cache or blocks to be read: lists, and the first characters of a hash."""
+    if isinstance(state, OrderedDict):
+        return list(state)
+    if isinstance(state, dict):
+        return {_plain(key): value for key, value in state.items()}
+    if isinstance(state, list):
+        return [(block.ref_cnt, _plain(block.hash)) for block in state]
+    return state.hex()[:6] if isinstance(state, bytes) else state
 
 
 # ---- the freed-block bug in a text

@@ -179,10 +179,10 @@ BOXES = {
         "finds them in the same step.",
         "The same (KVCacheManager.allocate_slots in vllm/v1/core/kv_cache_manager.py).",
         "With the policy lpm (longest prefix first) one of the two is held back until the other "
-        "has filled the cache "
+        "has filled the cache, if they share at least 32 tokens (by default) "
         "(SchedulePolicy._compute_prefix_matches in "
         "python/sglang/srt/managers/schedule_policy.py). With fcfs (first come, "
-        "first served) both run the beginning.",
+        "first served; the default) both run the beginning.",
         "Slots are compared by their earlier prompts only "
         "(server_context_impl::get_available_slot in tools/server/server-context.cpp): both run "
         "the beginning.",
@@ -273,7 +273,8 @@ BOXES = {
         "python/sglang/srt/mem_cache/radix_cache.py), by default token by token.",
         "By comparing the new prompt with what each slot holds "
         "(server_context_impl::get_available_slot in tools/server/server-context.cpp): one slot's "
-        "beginning is used again.",
+        "beginning is used again, or what earlier prompts left in the computer's memory "
+        "(--cache-ram, on by default).",
     ),
     "swap": Box(
         "memory is full while requests run",

@@ -104,6 +104,11 @@ def _hashes_for(size: int, num_tokens: int = MANY) -> HashOf:
                 f"hash_of got {len(token_ids)} tokens in blocks of {size}; give it the tokens of "
                 "one block alone, because the hash before it stands for all earlier tokens"
             )
+        if parent is None and len(token_ids) < size < num_tokens:
+            raise CannotBe(
+                f"hash_of got {len(token_ids)} of the first tokens in blocks of {size}: a hash "
+                "belongs to a full block, so give it all tokens of the block"
+            )
         return hash_of(parent, token_ids)
 
     return watched

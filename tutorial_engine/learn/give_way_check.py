@@ -49,6 +49,16 @@ def _others_only(request: Any, running: list[Any], allocate: Any, preempt: Any) 
     return slots
 
 
+def _asks_once(request: Any, running: list[Any], allocate: Any, preempt: Any) -> Any:
+    """A slip: the loop goes on by the first answer."""
+    slots = allocate(request)
+    while slots is None:
+        preempt(victim := running[-1])
+        if victim is request:
+            break
+    return slots
+
+
 GIVE_WAY_SLIPS: Slips = slips_of(
     slots_for,
     """
@@ -67,6 +77,7 @@ GIVE_WAY_SLIPS: Slips = slips_of(
         case[3](case[1][-1]) or slots_for(*case)
     ),
     "the last of running gives way, also if it is the one that asks": _others_only,
+    "ask again after each preempt: what the victim gave back may be enough": _asks_once,
 }
 
 
@@ -105,14 +116,14 @@ def _played(function: SlotsFor, asks: str, run: str, needed: int) -> tuple[objec
     """What came of a case: what was returned, and who gave way. CannotBe for what cannot be."""
     running, calls = [_Letter(name) for name in run], Counter[str]()
     gave_way, out_of_turn = list[_Letter](), list[_Letter]()
-    request = running[run.index(asks)]
+    served = running[run.index(asks)]
 
-    def allocate(asking: object) -> str | None:
-        if asking is not request:
-            raise CannotBe(f"it asks for slots for {asking!r}; they are for {asks}")
-        if request in out_of_turn:
+    def allocate(request: object) -> str | None:
+        if request is not served:
+            raise CannotBe(f"it asks for slots for {request!r}; they are for {asks}")
+        if served in out_of_turn:
             raise CannotBe(f"{asks} gives way: the last of running gives way, not the first")
-        if request in gave_way:
+        if served in gave_way:
             raise CannotBe(f"it goes on after {asks} itself gave way: then return None")
         calls["allocate"] += 1
         if calls["given"]:
@@ -129,8 +140,8 @@ def _played(function: SlotsFor, asks: str, run: str, needed: int) -> tuple[objec
         gave_way.append(victim)
         running.remove(victim)
 
-    answer = function(request, running, allocate, preempt)
-    return answer, "".join(asking.name for asking in gave_way)
+    answer = function(served, running, allocate, preempt)
+    return answer, "".join(victim.name for victim in gave_way)
 
 
 def _served(

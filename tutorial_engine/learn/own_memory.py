@@ -158,8 +158,12 @@ class OwnBlocks(BlockManager):
             return hashes
         want = [self.cached[key] for key in hashes]
         tokens, cached = list(token_ids), dict(self.cached)
+
+        def hash_of(parent: bytes | None, tokens: Sequence[int]) -> bytes:
+            return self.hash_of(parent, tokens)
+
         with self.parts.blamed("find"):
-            answer = self.parts("find", tokens, self.block_size, self.hash_of, cached)
+            answer = self.parts("find", tokens, self.block_size, hash_of, cached)
             if whole_numbers(answer) != want:
                 raise CannotBe(
                     f"gave {answer!r} for {len(token_ids)} tokens in blocks of {self.block_size}: "

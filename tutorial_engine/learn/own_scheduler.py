@@ -128,14 +128,14 @@ class OwnScheduler(Scheduler):
                 return None
             self._schedule(plan, request, allocation)
 
-    def _slots_for(self, request: Request, num_tokens: int, plan: StepPlan) -> Allocation | None:
+    def _slots_for(self, served: Request, num_tokens: int, plan: StepPlan) -> Allocation | None:
         """The answer of the learner's `slots_for`. PartFailed for one that cannot be."""
-        ask = request.request_id, request.token_ids, request.num_computed_tokens, num_tokens
+        ask = served.request_id, served.token_ids, served.num_computed_tokens, num_tokens
         given, most = list[Allocation | None](), len(self.running)
 
-        def allocate(asking: object) -> Allocation | None:
-            if asking is not request or request in plan.preempted:
-                raise CannotBe(f"asks for {_name(asking)} while {_name(request)} is served")
+        def allocate(request: object) -> Allocation | None:
+            if request is not served or served in plan.preempted:
+                raise CannotBe(f"asks for {_name(request)} while {_name(served)} is served")
             if len(given) > most:
                 raise CannotBe("asks again and again, and nobody gives way")
             if not given or given[-1] is None:
@@ -150,11 +150,11 @@ class OwnScheduler(Scheduler):
 
         self.parts.calls["slots_for"] += 1
         with self.parts.blamed("slots_for"):
-            answer = self.parts.own["slots_for"](request, self.running, allocate, preempt)
-            want = None if request in plan.preempted or not given else given[-1]
-            if answer is not want or (want is None and request not in plan.preempted):
+            answer = self.parts.own["slots_for"](served, self.running, allocate, preempt)
+            want = None if served in plan.preempted or not given else given[-1]
+            if answer is not want or (want is None and served not in plan.preempted):
                 asked = f"expected {want!r}" if given else "and did not ask for its slots"
-                raise CannotBe(f"gave {answer!r} for {_name(request)}, {asked}")
+                raise CannotBe(f"gave {answer!r} for {_name(served)}, {asked}")
         return want
 
     def schedule_waiting(self, plan: StepPlan) -> None:

@@ -121,6 +121,8 @@ class BlockStep:
                 words = "shared" if self._run.ref_cnts.get(block) else "found again"
             case events.BlockCopied(source=source):
                 words = f"copy of {source}"
+                to = ", ".join(str(copy.block) for copy in self.copies if copy.source == source)
+                self._touch(source, f"copied to {to}")
                 self._say_copied(event)
             case events.BlockCached():
                 words, self.cached_by[block] = "cached now", name
@@ -167,11 +169,6 @@ class BlockStep:
         if cached:
             are = "is" if len(cached) == 1 else "are"
             self.facts.append(f"{blocks_said(cached)} {are} full and can be found from now on")
-        targets: dict[int, list[str]] = {}
-        for copy in self.copies:
-            targets.setdefault(copy.source, []).append(str(copy.block))
-        for source, numbers in targets.items():
-            self._touch(source, f"copied to {', '.join(numbers)}")
 
     def _say_copied(self, event: events.BlockCopied) -> None:
         """Why, and what of: somebody else has the block, or could find it."""

@@ -569,7 +569,10 @@ def shortened(touched: Sequence[str]) -> list[str]:
     told = sorted(
         touched, key=lambda words: min(EVENTS.index(w) for w in words.split() if w in EVENTS)
     )
-    some = [", ".join(told[:many]) for many in range(len(told), 0, -1)]
+    some = [
+        ", ".join(words for words in touched if words in told[:many])  # in the order of time
+        for many in range(len(told), 0, -1)
+    ]
     first = told[0].split()
     return [*some, "evicted" if "evicted" in first else first[0]]
 
