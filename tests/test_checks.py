@@ -1893,6 +1893,18 @@ def step_that_keeps_a_view(gpu: GpuMemory) -> Any:
     return step
 
 
+def step_that_keeps_the_last(gpu: GpuMemory) -> Any:
+    lens, positions = gpu.tensor([1, 1]), gpu.tensor(range(8))
+    replay = gpu.record(lambda lens, at: at < lens[:, None], lens, positions)
+
+    def step(new_lens: list[int]) -> Tensor:
+        lens.copy_(torch.tensor(new_lens))
+        return replay()
+
+    step_that_keeps_the_last.positions = positions  # type: ignore[attr-defined]
+    return step
+
+
 def free_order_of_the_pool(
     queue: Sequence[int], tables: Sequence[Sequence[int]], with_hash: set[int]
 ) -> list[int]:
@@ -2263,6 +2275,7 @@ EXERCISES |= {
                 lambda gpu: (step_that_keeps(gpu), step_that_keeps(gpu))[1],
                 "make_step recorded 2 times, and 3 calls of its step 0 times",
             ),
+            (step_that_keeps_the_last, "in one variable for all"),
             (lambda gpu: gpu.record(torch.neg, [1, 1]), "got [1, 1]: make it with gpu.tensor"),  # type: ignore[arg-type]
         ],
     ),

@@ -2,7 +2,7 @@
 
 A GPU runs a decode step in less time than Python needs to ask for it. So a step of each size is
 recorded once (a CUDA graph), over tensors that stay where they are; afterwards these are filled,
-and the recording is played. The logits are not part of it: they would be its largest tensor.
+and the recording is played. The logits are not part of it: it need not keep memory for them.
 Without CUDA the function itself is called in place of a recording: sizes, tensors and filling are
 the same.
 """

@@ -202,8 +202,8 @@ print(f"{'prototype, whole engine, in other runs':46}", " to ".join(map(str, WHO
 #
 # - It runs a whole decode step (`compute()`). Libraries prepare themselves in their first call, and this must not be captured.
 # - It calls `compute()` again, inside `torch.cuda.graph`. Now the GPU computes nothing: PyTorch writes down the launches.
-# - It returns `play`, which the engine calls at each step from now on. The logits are computed after it, outside: they
-#   would be its largest tensor.
+# - It returns `play`, which the engine calls at each step from now on. The logits are computed after it, outside. So
+#   a recording need not keep memory for them.
 #
 # `a.wait_stream(b)` makes stream `a` wait until stream `b` is done. `pool` is memory that all recordings share.
 
@@ -320,7 +320,7 @@ if predictions.reveal("prefill", max(per_launch, key=per_launch.get)):
 # %% [markdown]
 # (64 requests have one call of attention together here, as in section 3.) The prompt has as many kernels as one token. They have more work, so they are longer, and the GPU is idle for a smaller part
 # of the step. (It is not 2,000 times as much, because the logits are computed for the last token only. Attention over the earlier tokens
-# brings it back up a little.) And prompts seldom
+# brings it back up by a quarter.) And prompts seldom
 # have the same length twice. So our engine records decode steps only.
 
 # %% [markdown]
@@ -486,7 +486,8 @@ check_end_to_end(end_to_end)
 
 # %% [markdown]
 # The upper bars are the launches of a step, counted here. The lower bars were measured on the H100. They show *wanted* tokens a
-# second: those that the requests asked for. Padding does not count. *Rows* and *pages* are the memories of notebooks 02 and 04.
+# second: those that the requests asked for. Padding does not count. *Rows* and *pages* are now
+# the memories of notebooks 02 and 04. *Padded* means: each sequence is filled up to the longest one.
 
 # %% tags=["figure-serving"]
 from tutorial_engine.lab import SERVING
@@ -562,9 +563,9 @@ if predictions.reveal("batch", min(options, key=lambda name: abs(options[name] -
 # kernels runs once for all. So a step of 64 requests is not 64 times as long.
 
 # %% [markdown]
-# Our engine copies keys and values: it reads them, writes the copy, and then attention reads the copy. This is the fourth row
-# of the table. The last row has padding. In the measured run a context could grow to 512 + 128 tokens. So each request gets
-# 1,024 slots (exercise 1). Even that takes only 6 ms.
+# Our engine copies keys and values: it reads them, writes the copy, and then attention reads the copy. This is the fourth line
+# of the table. The last line has padding. In the measured run a context could grow to 512 + 128 tokens. So each request gets
+# 1,024 slots (exercise 1). Even that would take only 6 ms, at full bandwidth.
 
 # %% [markdown]
 # In that run 64 tokens took 26 ms on average. This is not the time of one step. It includes prompts, scheduling and sampling.
