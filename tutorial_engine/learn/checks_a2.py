@@ -331,8 +331,8 @@ def _what_is_wrong(got: object, want: list[Any], fills: Sequence[list[int]]) -> 
         return "return the function step(new_lens)"
     if got[:3] == want[:3] and got[3] != want[3]:
         return (
-            "after make_step was called again, the first step is wrong: each step keeps what it needs "
-            "by itself, not in one variable for all"
+            "after make_step was called again, the first step is wrong: each step keeps what it "
+            "needs by itself, not in one variable for all"
         )
     for lens, mine, right in zip(fills, got, want, strict=False):
         if mine != right:
