@@ -293,6 +293,16 @@ def by_places(x: Tensor, w: LayerWeights, angles: Tensor) -> Tensor:
     return RIGHT["layer"](x, w, angles, mixed)
 
 
+def two_kv_heads(x: Tensor, w: LayerWeights, angles: Tensor) -> Tensor:
+    """The size of a group is right for 2 K/V heads only."""
+
+    def mixed(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        k, v = (one.repeat_interleave(q.shape[1] // 2, 1) for one in (k, v))
+        return naive_attention(q, k, v, causal_mask(len(q), len(q))).out
+
+    return RIGHT["layer"](x, w, angles, mixed)
+
+
 def queries_before_heads(x: Tensor, w: LayerWeights, angles: Tensor) -> Tensor:
     """The scores are qhk, and meet a mask [T, T]."""
 
@@ -301,6 +311,11 @@ def queries_before_heads(x: Tensor, w: LayerWeights, angles: Tensor) -> Tensor:
         return scores.masked_fill(~causal_mask(len(q), len(q)), -INF)
 
     return RIGHT["layer"](x, w, angles, mixed)
+
+
+def by_size(size: Callable[[LayerWeights, Tensor], int]) -> Function:
+    """A layer that takes the head dimension from somewhere."""
+    return lambda x, w, angles, attend: layer_of(head_dim=size(w, angles))(x, w, angles, attend)
 
 
 LAYER = """
@@ -489,6 +504,11 @@ EXERCISES: dict[str, Exercise] = {
                 "query 0, at position 0, sees no key, not itself (a negative start of a slice",
             ),
             (
+                lambda q, k, w: window(q, k, w) & ~window(q, k, 1),  # (back > 0) & (back < w)
+                "window=2; a query does not see itself; key_pos <= query_pos",
+            ),
+            (lambda q, k, w: torch.zeros(q, k).bool(), "at position 0, sees no key, not itself"),
+            (
                 lambda q, k, w: window(q, k, w) & (torch.arange(q) > q - 2)[:, None],
                 "query 0, at position 0, sees no key",
             ),
@@ -589,6 +609,11 @@ EXERCISES: dict[str, Exercise] = {
             (but("project", lambda qkv: torch.cat(qkv, 1)), "got one tensor [5, 8, 8]"),
             (but("project", lambda qkv: (*qkv[:2], qkv[1])), "v was made with w_k"),
             (lambda x, w_q, *_: x @ w_q, "[out, in]: multiply by w_q.T"),
+            (lambda x, w_q, *_: w_q @ x, "left of the @, and w_q.T to the right"),
+            (
+                lambda x, *w: [(one @ x.T).unflatten(-1, (-1, w[3])) for one in w[:3]],
+                "left of the @, and a matrix such as w_q.T to the right",
+            ),
             (
                 lambda x, q, k, v, d: (x @ q.T).view(5, 6, 32),
                 f"Take the number of heads from the matrix, and head_dim from the argument{CODE}"
@@ -617,7 +642,7 @@ EXERCISES: dict[str, Exercise] = {
             (lambda x, w, angles, attend: 2 * x, "layer 0; other numbers; compare with steps"),
             (
                 layer_of(head_dim=32),
-                f"K/V heads of 16 numbers, hidden size 40); is a size typed in?{CODE}"
+                f"K/V heads of 18 numbers, hidden size 40); is a size typed in?{CODE}"
                 "The head dimension is len(w.q_norm); .flatten(1) joins any number of heads",
             ),
             (layer_of(joined=192), "hidden size 40); is a size typed in?"),
@@ -637,6 +662,30 @@ EXERCISES: dict[str, Exercise] = {
                 "split into heads",
             ),
             (lambda x, w, angles, attend: x @ w.gate, "multiply by w.gate.T or w.up.T"),
+            (lambda x, w, *_: w.up @ x, "left of the @, and w.gate.T or w.up.T to the right"),
+            (lambda x, w, *_: w.down @ (x @ w.up.T), "left of the @, and w.down.T to the right"),
+            (
+                lambda x, w, *_: w.up @ x.T @ w.down.T,
+                "left of the @, and a matrix such as w.gate.T to the right",
+            ),
+            (
+                lambda x, w, *_: x + w.down @ (w.up @ x.T),
+                "left of the @, and a matrix such as w.gate.T to the right",
+            ),
+            (
+                lambda x, w, a, attend: RIGHT["layer"](
+                    *(x, w, a, lambda *qkv: w.o @ attend(*qkv).flatten(1))
+                ),
+                "left of the @, and w.q.T or w.o.T to the right",
+            ),
+            *(
+                (
+                    by_size(size),
+                    "The head dimension is len(w.q_norm)",
+                )
+                for size in (lambda w, angles: angles.shape[-1], lambda w, angles: len(w.k))
+            ),
+            (by_size(lambda w, angles: len(w.k) // 2), "layer of other sizes (8 query and 4 K/V"),
             (
                 lambda x, w, angles, attend: x + x.unflatten(1, (-1, 32)),
                 f"Join the heads before you multiply by w.o{CODE}.flatten(1)",
@@ -680,6 +729,7 @@ EXERCISES: dict[str, Exercise] = {
                 "fewer K/V heads than query heads",
             ),
             (lambda x, w, angles: whole_layer_by_sdpa(x, w, angles, 32), "size typed in?"),
+            (two_kv_heads, "wrong for a layer of other sizes (8 query and 4 K/V heads"),
             (lambda x, w, angles: x @ w.k, "multiply by w.k.T or w.v.T"),
             (by_heads, "right, but with a loop over heads"),
             (by_places, "a loop over heads, here or in what it calls"),

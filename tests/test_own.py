@@ -646,11 +646,11 @@ def test_guesses_of_the_jukebox_are_marked(guess: object, marks: str, right: str
     assert lines[1:] == ([f"{right} guesses are right"] if right else [])
 
 
-@pytest.mark.parametrize("guess", ["A=2", 212, "1.9"])
+@pytest.mark.parametrize("guess", ["A=2", 212, "1.9", "abc", "13", None])
 def test_a_guess_without_a_digit_for_each_story_is_refused(guess: object) -> None:
     takes = [Take("no mask", "A kite.", 7.2, 0.1), Take("no RoPE", "Rado", 3.4, 0.6)]
     *lines, last = jukebox_table(takes, ["no RoPE", "no mask"], guess).splitlines()
-    assert re.match(r"Your guess has \d digits?; it needs 2, one for each story", last)
+    assert re.match(r"Your guess is '.+'; it needs 2 digits from 1 to 2, one for each story", last)
     assert not re.search("[✔✘]", "".join(lines))
 
 

@@ -250,7 +250,8 @@ mine.use(attention, check_attention)
 mine.tell(PROMPT + " Ben had a blue ball.")
 
 # %% [markdown]
-# Your function runs once for each head, layer and new token. The package's version does all heads in one call.
+# Your function runs once for each head, layer and new token. The package's version does all heads in one call. It is
+# called *naive*, because it is the plain formula, without tricks for speed.
 # `einsum` names the axes: `"qhd,khd->hqk"` means "for each head h, query q and key k, multiply along d and add".
 # (`repeat_interleave` gives each query head a key head of its own: section 6.)
 
@@ -496,7 +497,7 @@ check_close(shuffled, in_order, 1e-6, "keys and values shuffled = in order")
 
 # %% [markdown]
 # *Rotary position embedding* (RoPE) takes the D numbers of a query or key as D/2 pairs. A pair is a point in the
-# plane, like the hand of a clock. RoPE turns pair *i* by the angle `position · ω_i`, where
+# plane, like the hand of a clock. RoPE turns pair *i* by the angle `position · ω_i` (ω is omega), where
 #
 # **ω_i = θ^(−2i/D)**, in radians per position (a full turn is 2π radians).
 #
@@ -535,7 +536,7 @@ clocks_picture(omega, (0, 1, 2, 4, 10, 100, 1000))
 # %% [markdown]
 # Which two numbers are a pair? In Qwen3 checkpoints number *i* is joined with number *i + D/2* (*half-split*). Other
 # checkpoints join neighbours (*interleaved*). The weights were trained for one of them: mixing them up ruins the
-# model. For a head with D = 8:
+# model. In vLLM `is_neox_style` means half-split; in llama.cpp the two are NEOX and NORM. For a head with D = 8:
 
 # %%
 numbers = torch.arange(8)
@@ -546,7 +547,7 @@ print("interleaved pairs", [tuple(pair) for pair in numbers.view(4, 2).tolist()]
 # %% [markdown]
 # ### Exercise 5: turn the pairs (10 minutes)
 #
-# A pair (a, b) that is turned by the angle φ becomes (a cos φ − b sin φ, b cos φ + a sin φ). Use half-split
+# A pair (a, b) that is turned by the angle φ (phi) becomes (a cos φ − b sin φ, b cos φ + a sin φ). Use half-split
 # pairs.
 #
 # <details><summary>Hint</summary><code>chunk</code> cuts an axis into equal parts (all a, all b), and
@@ -980,7 +981,7 @@ for head, row in enumerate(story_shares[3, :, -1]):
 # %% [markdown]
 # Heads 3, 4 and 5 look at the token after the earlier `·R`. Such a head is called an *induction head*: it finds an
 # earlier place of the same token, and suggests the token that came next there. The three share one K/V head, so
-# they search the same keys. (`a` is a piece of a name, and `·a` is the word "a".)
+# they search the same keys. (`a` is a piece of a name; `·a` is the word "a", or the beginning of "an".)
 
 # %% tags=["figure-induction-head"]
 from tutorial_engine.viz import attention_picture
@@ -1161,7 +1162,7 @@ heads_picture(noise_shares, induction_scores(model), token_labels(tokenizer, noi
 # An induction head cannot work alone. After `R a d o … R` it looks for a token that has an `R` before it: the `a`.
 # But the embedding of `a` does not say which token stands before. A head in an earlier layer must first copy this
 # into the vector of `a`. Which heads look back by one token, by two, or at the token itself? (The first line
-# is your score of L3 H3.)
+# is your score of L3 H3, on this one short text.)
 
 # %%
 import itertools

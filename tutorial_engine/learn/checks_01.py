@@ -32,15 +32,23 @@ def _random(*shape: int) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)))
 
 
+TO_THE_LEFT = "The vectors stand to the left of the @, and {} to the right"
+
+
 def _not_transposed(error: Exception, weights: Mapping[str, Tensor]) -> str:
-    """Which [out, in] matrix lacks its .T, read from the shapes in PyTorch's words; "" if none."""
-    found = re.search(r"\(\d+x(\d+) and (\d+)x(\d+)\)", str(error))
+    """Which [out, in] matrix lacks its .T or stands to the left, from the shapes in an error."""
+    found = re.search(r"\((\d+x(\d+)) and (\d+x(\d+))\)", str(error))
     if found is None:
         return ""
-    wide, *shape = map(int, found.groups())
-    names = [name for name, w in weights.items() if list(w.shape) == shape and shape[1] == wide]
-    turned = " or ".join(f"{name}.T" for name in names)
-    return f"The weights are [out, in]: multiply by {turned}" if names else ""
+    left, wide, right, inner = found.groups()
+    at: dict[str, list[str]] = {}
+    for name, w in weights.items():
+        at.setdefault("x".join(map(str, w.shape)), []).append(f"{name}.T")
+    if left in at:
+        return TO_THE_LEFT.format(" or ".join(at[left]))
+    if right in at and inner == wide:
+        return f"The weights are [out, in]: multiply by {' or '.join(at[right])}"
+    return ""
 
 
 # -- attention ------------------------------------------------------------------------------------
@@ -224,14 +232,15 @@ def check_window_mask(function: Callable[[int, int, int], Tensor]) -> Verdict:
                 f"a query sees a key after it: query {query} is at position "
                 f"{kv_len - q_len + query}, and it sees key {key}"
             )
+        itself = got[:, kv_len - q_len :].diagonal()
         for query, sees in enumerate(got):
-            if not bool(sees.any()):
+            if not bool(sees.any()) and bool(itself.any() or not got.any()):
                 position = kv_len - q_len + query
                 start = " (a negative start of a slice counts from the end)" * (
-                    position < window - 1
+                    position < window - 1 and bool(itself.any())
                 )
                 return f"query {query}, at position {position}, sees no key, not itself{start}"
-        if not bool(got[:, kv_len - q_len :].diagonal().all()):
+        if not bool(itself.all()):
             return "a query does not see itself; key_pos <= query_pos"
         seen, most = int(got.sum(-1).max()), int(want.sum(-1).max())
         if seen == most:
@@ -329,6 +338,9 @@ ROPE_SLIPS: Slips = slips_of(
     x.chunk(2, dim=-1) → (x[..., 0::2], x[..., 1::2])
     cat((a, b), dim=-1) → stack((a, b), dim=-1).flatten(-2)
         neighbours are paired (0 1)(2 3); these checkpoints pair i with i + D/2
+    cat((a, b), dim=-1) → stack((a, b), dim=-1).flatten(-2)
+        the halves are joined in turns, a b a b; all a come before all b
+        ▸ torch.cat((a, b), dim=-1)
     x.chunk(2, dim=-1) → (x[..., 0::2], x[..., 1::2])
         0::2 and 1::2 pair neighbours; these checkpoints pair i with i + D/2
         ▸ x.chunk(2, dim=-1)
@@ -479,12 +491,15 @@ def check_project(function: Callable[..., Sequence[Tensor]]) -> Verdict:
     def explain(error: Exception) -> str:
         if "expects each tensor to be equal size" in str(error) or "except in dim" in str(error):
             return f"q has more heads than k and v, so the three stay apart{CODE}return q, k, v"
+        tokens, *weights = cases[0][:4]
+        if f"of dim 1 ({len(tokens)})" in str(error):
+            return TO_THE_LEFT.format("a matrix such as w_q.T")
         if "invalid for input of size" in str(error) or "multiply up to" in str(error):
             return (
                 "Take the number of heads from the matrix, and head_dim from the argument"
                 f"{CODE}len(w_q) // head_dim"
             )
-        return _not_transposed(error, dict(zip(("w_q", "w_k", "w_v"), cases[0][1:4], strict=True)))
+        return _not_transposed(error, dict(zip(("w_q", "w_k", "w_v"), weights, strict=True)))
 
     return judge(
         *("project", function, own.project, cases, {}),
@@ -593,6 +608,8 @@ LAYER_SLIPS: Slips = slips_of(
         the output of the heads is added without w.o
     w.o.T → w.o
         attention is multiplied by w.o, as if it were [in, out]; it is [out, in] ▸ w.o.T
+    attend(q, k, v) → (attend(q, k, v) / len(w.q_norm) ** 0.5)
+        the result of attend is divided by √D; attend divides the scores by it already
     .flatten(1) → .mT.flatten(1)
         the heads are joined number by number; put head after head ▸ .flatten(1)
     .flatten(1) → .transpose(0, 1).reshape(len(x), -1)
@@ -605,6 +622,8 @@ LAYER_SLIPS: Slips = slips_of(
         gate and up are swapped: silu goes around the gate ▸ silu(h @ w.gate.T)
     F.silu(gate) * up → F.silu(gate * up)
         silu goes around the gate alone, before it is multiplied by up ▸ silu(h @ w.gate.T)
+    F.silu(gate) → (F.silu(h) @ w.gate.T)
+        silu comes before the matrix; it goes around the product ▸ silu(h @ w.gate.T)
     F.silu(gate) * up → F.silu(gate) + up
         silu(gate) and up are added; multiply them number by number
     F.silu → F.gelu
@@ -644,9 +663,9 @@ def _layers() -> list[LayerCase]:
     return [*found, _other_sizes()]
 
 
-def _other_sizes(heads: int = 8, kv_heads: int = 2) -> LayerCase:
+def _other_sizes(heads: int = 8, kv_heads: int = 4) -> LayerCase:
     """Seven tokens from position 3 on, in a layer where nothing has the size that the model has."""
-    hidden, size, wide, tokens = 40, 16, 56, 7
+    hidden, size, wide, tokens = 40, 18, 56, 7
     shapes = {"input_norm": [hidden], "mlp_norm": [hidden], "q_norm": [size], "k_norm": [size]}
     shapes |= {"q": [heads * size, hidden], "o": [hidden, heads * size]}
     shapes |= {"k": [kv_heads * size, hidden], "v": [kv_heads * size, hidden]}
@@ -765,6 +784,10 @@ def _judge_layer(
                 "Scores that meet a mask [T, T] have the heads first: hqk. Angles need an axis for "
                 "the heads"
             )
+        tokens, hidden = first.x.shape
+        turned = f"tensor a ({hidden}) must match the size of tensor b ({tokens})"
+        if turned in words or f"({len(weights['gate'])}x{tokens} and" in words:
+            return TO_THE_LEFT.format("a matrix such as w.gate.T")
         if "broadcast" in words:
             return (
                 "There are fewer K/V heads than query heads; give each query head one"
@@ -786,11 +809,15 @@ def _judge_layer(
             return (
                 "Python takes @ and * from left to right: put brackets around each product with @"
             )
+        if f"tensor b {size} at" in words and f"tensor a ({hidden})" not in words:
+            return "The head dimension is len(w.q_norm)"
         if f"x{size[1:-1]} and" in words or f"tensor b {size}" in words:
             return f"Join the heads before you multiply by w.o{CODE}.flatten(1)"
-        if "multiplied" in words and f"({len(first.x)}x" not in words:
+        if why := _not_transposed(error, {f"w.{name}": w for name, w in weights.items()}):
+            return why
+        if "multiplied" in words and f"({tokens}x" not in words:
             return f"The tokens must stay the first axis when the heads are joined{CODE}.flatten(1)"
-        return _not_transposed(error, {f"w.{name}": w for name, w in weights.items()})
+        return ""
 
     verdict = judge(
         *(name, function, right, (first, last, other), slips),
@@ -826,6 +853,10 @@ ALL_HEADS_SLIPS: Slips = slips_of(
     k.repeat_interleave(group, 1) → k.repeat(1, group, 1)
     v.repeat_interleave(group, 1) → v.repeat(1, group, 1)
         each query head reads K/V head h % n; neighbours share one ▸ repeat_interleave
+    k.repeat_interleave(group, 1) → k.repeat(1, group, 1)
+        each query head reads the K of K/V head h % n; V is right ▸ repeat_interleave
+    v.repeat_interleave(group, 1) → v.repeat(1, group, 1)
+        each query head reads the V of K/V head h % n; K is right ▸ repeat_interleave
     / q.shape[-1] ** 0.5 →
         the scores are not divided by √D
     ** 0.5 →
@@ -853,17 +884,17 @@ class _Counted(TorchFunctionMode):
 def _loop_over_heads(function: Callable[..., Any]) -> str:
     """Does a layer call PyTorch more often where it has more heads? What to say then, else ""."""
     counts = {}
-    for sizes in ((8, 2), (16, 4), (16, 2)):  # more groups, and larger ones
+    for sizes in ((8, 4), (16, 8), (16, 4)):  # more groups, and larger ones
         _, *given = _other_sizes(*sizes)
         with _Counted() as calls:
             function(*given)
         counts[sizes] = calls.count
-    few = counts.pop((8, 2))
+    few = counts.pop((8, 4))
     for (heads, kv_heads), many in counts.items():
         if many != few:
             return (
                 "right, but with a loop over heads, here or in what it calls: "
-                f"{few} calls of PyTorch with 8 query and 2 K/V heads, {many} with {heads} and "
+                f"{few} calls of PyTorch with 8 query and 4 K/V heads, {many} with {heads} and "
                 f"{kv_heads}; compute all heads in one call, as naive_attention in section 4 does"
             )
     return ""
@@ -928,6 +959,8 @@ SCORE_SLIPS: Slips = {
     ),
     "it counts one query too many, the last of the first round; the second round begins at "
     "position `period`": lambda shares, period: shares.diagonal(1 - period).mean(),
+    "one query is missing, the last; the second round is the positions period to 2·period − 1, and "
+    "`arange` leaves out its end": lambda shares, period: shares.diagonal(1 - period)[1:-1].mean(),
     "the largest share of each row; the right place is known, wherever the head looks": (
         lambda shares, period: shares[period:].amax(-1).mean()
     ),

@@ -16,7 +16,6 @@ from tutorial_engine.model.batch import Batch
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 from tutorial_engine.viz.jukebox_view import LETTERS, Take, jukebox_frames
 from tutorial_engine.viz.player import Frame
-from tutorial_engine.viz.words import counted
 
 
 def no_turn(x: Tensor, angles: Tensor) -> Tensor:
@@ -88,13 +87,14 @@ def jukebox_table(takes: Sequence[Take], parts: Sequence[str] = (), guess: objec
     for letter, take in zip(LETTERS, takes, strict=False):
         lines.append(f"{letter}     {take.part:{wide}} {take.anywhere:19.1f} {take.last:12.1f}")
     digits = re.sub(r"[^0-9.]", "", str(guess))
-    if digits.strip(".") and len(digits) != len(takes):
+    named = dict(zip("123456789", parts, strict=False))
+    fits = len(digits) == len(takes) and set(digits) <= {".", *named}
+    if str(guess).strip(". ") and not fits:
         lines.append(
-            f"Your guess has {counted(len(digits), 'digit')}; it needs {len(takes)}, one for each "
-            "story, in their order. A dot is no guess."
+            f"Your guess is {str(guess)!r:.40}; it needs {len(takes)} digits from 1 to "
+            f"{len(parts)}, one for each story, in their order. A dot is no guess."
         )
         return "\n".join(lines)
-    named = dict(zip("123456789", parts, strict=False))
     guesses = [named.get(digit, "") for digit in digits]
     for i, said in enumerate(guesses):
         if said:
