@@ -2335,7 +2335,7 @@ EXERCISES |= {
             free_order_of_the_pool,
             free_order_block_by_block,
             lambda *case: (block for block in free_order_of_the_pool(*case)),
-            lambda *case: dict.fromkeys(free_order_of_the_pool(*case)),
+            lambda *case: OrderedDict.fromkeys(free_order_of_the_pool(*case)),
         ],
         FREE_ORDER_SLIPS,
         [

@@ -1,6 +1,6 @@
 """The checks of the exercises beside vLLM: free blocks, what a burst finds, a line of its log."""
 
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
 
 from tutorial_engine.lab.vllm import recorded_run
@@ -15,7 +15,7 @@ Hits = Callable[[Sequence[Sequence[int]], int], list[int]]
 
 def _as_list(answer: object) -> object:
     """A list, of whatever gives its items one by one; what is none stays as it is."""
-    items = [*answer] if isinstance(answer, deque | dict | Iterator) else answer
+    items = [*answer] if isinstance(answer, deque | OrderedDict | Iterator) else answer
     return items if (found := listed(items)) is None else found
 
 
@@ -100,7 +100,7 @@ def _wrong_order(
     back = [block for table in tables for block in table]
     for block in back:
         before = found[: found.index(block)]
-        if block not in with_hash and any(other in queue or other in with_hash for other in before):
+        if block not in with_hash and any(other in queue for other in before):
             return f"block {block} has no hash: it goes before the blocks that were free already"
         if block in with_hash and any(other not in before for other in queue):
             return f"block {block} has a hash: it goes behind the blocks that were free already"
@@ -172,6 +172,10 @@ HITS_SLIPS: Slips = slips_of(
         those that come later have computed nothing yet
     prompts[:i] → ()
         all come at once, but a block can be found as soon as its tokens are planned
+    list(prompt[:end]) == list(earlier[:end]) → list(prompt[: end - 1]) == list(earlier[: end - 1])
+        a block is found if all of its tokens are equal, the last one as well
+    list(prompt[:end]) == list(earlier[:end]) → sorted(prompt[:end]) == sorted(earlier[:end])
+        the same tokens in another order are another block
     best = 0 → best = max(found, default=0)
         each prompt begins with nothing found: set it back to 0 for each one
     best = 0 → best = max(found, default=0)
@@ -205,6 +209,7 @@ def burst_cases() -> list[tuple[list[list[int]], int]]:
         ([[*one, 1], one, [*one, 9, 9, 9]], 4),
         ([one, other, [*one, 30], [*other, 31], [*other, 32]], 4),
         ([[*one, 9], [*one, 9], other, [*one, 9]], 4),
+        ([[*one, 9], [*one[:7], 99, 9], [*one[3::-1], *one[4:], 9]], 4),
         ([[*one, 9], [*other[:4], *one[4:], 9]], 4),
         ([half, [*one, 30], [*one, 31]], 4),
         ([[*one, 30], half, [*one, 31]], 4),

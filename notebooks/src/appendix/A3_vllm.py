@@ -434,7 +434,7 @@ if predictions.reveal("hits", ", ".join(str(found) for *_, found in admitted)):
 # are written before any token reads them.
 
 # %% [markdown]
-# The third prompt differs inside its second block, so it finds only the first one. The fourth request waits until step
+# The third prompt has only one full block, so it finds at most 32 tokens. The fourth request waits until step
 # 12, because only three may run. The blocks are still there: it finds 64 tokens, too. The picture shows the end of step
 # 0. The last 8 blocks of the pool are not drawn: they are free.
 
@@ -558,8 +558,8 @@ overlap_picture(plan=3, forward=7, steps=4)
 # %% [markdown]
 # ## When one machine is not enough
 #
-# A program that uses only the names in [docs/vllm.md](../../docs/vllm.md) runs in vLLM, too: change the import line, and write
-# the temperature. The page lists what differs. In vLLM `LLM(..., tensor_parallel_size=2)` divides the
+# You can take a program to vLLM: change the import line, and write the temperature. [docs/vllm.md](../../docs/vllm.md) has the
+# names that both know, and what differs. In vLLM `LLM(..., tensor_parallel_size=2)` divides the
 # model among two GPUs, as appendix A1 does with two processes. For several machines vLLM needs Ray (a library that
 # starts programs on many machines) or its option `--nnodes`. Plans, blocks and hits work there as you know them, if
 # asynchronous scheduling is off and the layers are not divided among machines (*pipeline parallelism*).
