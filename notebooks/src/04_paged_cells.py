@@ -288,8 +288,8 @@ run = server.serve(PROMPTS, params)
 
 # %% [markdown]
 # The explorer runs the same three requests, with 6 new tokens each. Which lines cross, and why? Step back and watch
-# the tables grow. Then change the block size. (With 1 or 2 the 12 blocks are too few, and some requests must give
-# theirs back, as in notebook 05.)
+# the tables grow. Then change the block size. (With 2 the 12 blocks are too few, and some requests must give
+# theirs back, as in notebook 05. With 1 the pool has 12 slots: A and B do not fit, and end before their 6 tokens.)
 
 # %% tags=["figure-block-explorer"]
 from tutorial_engine.viz import ALL_AT_ONCE, BlockExplorer
@@ -662,8 +662,8 @@ for event in run.trace.events:
 # (`A.1`, `B.1`, `C.1`) runs the last prompt token again, in a cell of its own, to get a row of logits.
 #
 # The six answers need more than 28 cells. So four of them give all their cells back, B's second answer even twice.
-# Later each of them runs all its tokens again, in cells of its own. C's first answer waits three steps, until A and B
-# leave their cells. Then its 6 tokens run again. All this is one gap between two of its tokens, so its TPOT is
+# Later each of them runs again what it had run, in cells of its own. C's first answer waits three steps, until A and B
+# leave their cells. Then 6 tokens run: five again, and the one that was chosen last. All this is one gap between two of its tokens, so its TPOT is
 # 25.2 ms.
 
 # %% [markdown]
@@ -906,7 +906,7 @@ for name, backend in ways.items():  # measured here
 # Reading in place does depend on it. Each block is one turn of the loop, so with blocks of 1 the loop is ten times slower or more than with
 # blocks of 16. So 16 is a compromise. Larger blocks mean fewer turns and less bookkeeping. Smaller blocks waste less,
 # and find more of a common beginning. In a kernel a turn starts no PyTorch operations, so small blocks cost less
-# there. SGLang's default is 1 where the attention kernel allows it (on Blackwell, a generation of NVIDIA GPUs, the
+# there. SGLang's default is 1 where the attention kernel allows it (on NVIDIA's large B200 the
 # default kernel makes it 64).
 
 # %% [markdown]
@@ -971,7 +971,7 @@ print(others_beside_vllm(model, tokenizer, lesson=4))
 # - Models that mix layers of several kinds (a window, a state instead of K and V): the layers then share one pool with
 #   blocks of different contents, and a block may have hundreds of tokens.
 # - To send blocks to another machine, vLLM can keep all layers of a block side by side: then it is one piece.
-# - K and V in 8 bits: twice as many tokens in the same memory.
+# - K and V in 8 bits: twice as many tokens in the same memory as with 16 bits.
 # - Multi-head latent attention: one short vector a token instead of K and V for each head.
 # - llama.cpp can use a piece from the middle of an old text again, by moving its positions (`--cache-reuse`).
 # - Does a sliding window save memory? Only if the engine gives back the blocks that no later query can see. In vLLM
