@@ -292,7 +292,7 @@ VISIBLE_SLIPS: Slips = {
     "a cell may have several owners: ask `in`": lambda cells, s, q: [
         i for i in right_visible(cells, s, q) if cells[i][1] == {s}
     ],
-    "some are seen: is the list made anew in the loop, or a set compared by `==`?": lambda cells, s, q: [],
+    "some are seen: is the list made anew in the loop, or a set compared by `==`?": lambda *_: [],
     "the positions up to pos are seen, not those from pos on": lambda cells, s, q: [
         i for i in right_visible(cells, s, 99) if (cells[i][0] or 0) >= q
     ],
