@@ -366,8 +366,8 @@ print(in_vllm())
 #
 # Real times differ from machine to machine. So the engine here reads a **virtual clock**: a forward costs
 # 10 ms, and each token that it runs costs 1 ms more. A real forward has these two parts, too: it reads all
-# weights once, and it computes for each token. (On a large GPU a token costs far less: see section 8. A third part,
-# reading the K and V of each request, is left out here: the texts are short.)
+# weights once, and it computes for each token. (The clock adds the two. At best they overlap: notebook 02. On a large
+# GPU a token costs far less: section 8. Reading K and V is left out: the texts are short.)
 
 # %% [markdown]
 # **TTFT**, the time to first token, counts from the arrival of a request. In notebook 02 it was the time of
@@ -784,7 +784,7 @@ for b in (4, 16, 64, 128):
 
 # %% [markdown]
 # With a budget of 16 the gap is 5 ms shorter than with 128, and the first token of L comes five times as late: each
-# step reads all weights for almost no work. A prompt of 8,000 tokens makes the choice real:
+# step reads all weights for almost no work. (If reading and computing overlap, the gap is not even shorter.) A prompt of 8,000 tokens makes the choice real:
 
 # %%
 for b in (8001, 2048, 512):  # one token of each step is A's
@@ -863,8 +863,8 @@ throughput_latency(curves, "TTFT p95", "requests per second", full) if chosen el
 
 # %% [markdown]
 # As long as there is room, throughput follows the users, and the latency hardly changes. Near the number of
-# users that you counted, the engine is full. (The curve turns a little earlier, because users who come at random times
-# sometimes come all at once.) From then on the queue grows as long as users keep coming. No scheduler
+# users that you counted, the engine is full. (The curve turns a little earlier, because users sometimes come all at
+# once. It ends below the dotted line, because at the end the places empty.) From then on the queue grows as long as users keep coming. No scheduler
 # can prevent this. A server can only refuse users. Under static batching users wait long even when few come.
 
 # %% [markdown]
