@@ -2,6 +2,7 @@
 
 import inspect
 import math
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 from learners import PROMPT_IDS
 from tokenizers import Tokenizer
 from torch import Tensor
-from traces import words
+from traces import items, words
 
 from tutorial_engine.cache.blocks import BlockManager
 from tutorial_engine.cache.paged import PagedKVCache
@@ -284,10 +285,12 @@ def test_the_drama_is_one(model: Qwen3ForCausalLM, tokenizer: Tokenizer) -> None
     assert eager.num_preemptions and eager.num_tokens < 1.2 * patient.num_tokens
 
 
-def test_a_legend_has_no_hatching_that_nobody_sees(
+def test_a_box_too_narrow_for_hatching_has_a_cross(
     model: Qwen3ForCausalLM, tokenizer: Tokenizer
 ) -> None:
     runs = drama(model, tokenizer)
     by_time, by_step = timelines(runs), timeline(runs["the first chunk fits"])
-    said = [{one.text for one in words(picture)} for picture in (by_time, by_step)]
-    assert ["preempted" in one for one in said] == [False, True]
+    for picture, crosses in ((by_time, 13), (by_step, 0)):
+        assert "preempted" in {one.text for one in words(picture)}
+        drawn = [name for name in items(picture) if re.fullmatch(r"cross\..*\.line", name)]
+        assert len(drawn) == crosses

@@ -1546,6 +1546,25 @@ def free_in_new_lists(
             free_queue.append(block)
 
 
+def free_asked_before(
+    table: list[int], ref_cnt: Refs, free_queue: list[int], hashes: dict[int, Any]
+) -> None:
+    gone = [block for block in reversed(table) if ref_cnt[block] == 0]
+    for block in table:
+        ref_cnt[block] -= 1
+    free_queue[:] = free_queue + gone
+
+
+def free_one_group(
+    has_hash: bool, table: list[int], ref_cnt: Refs, free_queue: list[int], hashes: dict[int, Any]
+) -> None:
+    """The other group is forgotten."""
+    for block in reversed(table):
+        ref_cnt[block] -= 1
+        if ref_cnt[block] == 0 and (hashes[block] is not None) == has_hash:
+            free_queue.append(block)
+
+
 def free_up_to_a_shared_block(
     table: list[int], ref_cnt: Refs, free_queue: list[int], hashes: dict[int, Any]
 ) -> None:
@@ -1660,12 +1679,12 @@ def find_by_number(tokens: list[int], size: int, hash_of: Function, cached: Cach
     return [cached[hash_of(first, tokens[size : 2 * size])]]
 
 
-def find_or_none(tokens: list[int], size: int, hash_of: Function, cached: Cached) -> Any:
+def find_or(at_a_miss: Any, tokens: list[int], size: int, hash_of: Function, cached: Cached) -> Any:
     found, last = [], None
     for end in range(size, len(tokens), size):
         last = hash_of(last, tokens[end - size : end])
         if last not in cached:
-            return None
+            return at_a_miss
         found.append(cached[last])
     return found
 
@@ -2145,9 +2164,12 @@ EXERCISES |= {
         [RIGHT["free"], free_by_emptying],
         FREE_SLIPS,
         [
-            (free_in_a_new_list, "makes a new list that nobody else sees"),
+            (free_in_a_new_list, "make a new list that nobody else sees"),
             (lambda table, *rest: RIGHT["free"](table[:5], *rest), "left ref_cnt"),
-            (free_in_new_lists, "[3, 9, 2, 5] now, and the queue lacks them; `free_queue = ...`"),
+            (free_in_new_lists, "[3, 9, 2, 5] now, and the queue lacks them. (If you wrote"),
+            (free_asked_before, "free_queue lacks them. Did you ask for `ref_cnt == 0` before"),
+            (partial(free_one_group, True), "lacks [3, 9], which have no hash: they go to"),
+            (partial(free_one_group, False), "nobody holds [3, 2, 1, 0] now, and the queue lacks"),
             (free_up_to_a_shared_block, "count down for [0, 1], too: a request gives its whole"),
             (free_what_it_holds_alone, "count down for [0, 1], too: a request gives its whole"),
             (free_and_forget, "free changes no hash"),
@@ -2186,7 +2208,11 @@ EXERCISES |= {
                 find_with_hashes(lambda hash_of, parent, seen: hash_of(seen, parent)),
                 "hash_of(parent, tokens) is given the tokens first",
             ),
-            (find_or_none, "returns None at a miss: return what was found so far"),
+            (partial(find_or, None), "returns None at a miss: return what was found so far"),
+            (partial(find_or, []), "at a miss it returns []: return what was found so far"),
+            (lambda t, n, hash_of, _: [hash_of(t[:n])], "is given the tokens first"),
+            (lambda t, n, hash_of, _: [hash_of(None, t[0])], "got 11 as the tokens; in hash_of("),
+            (lambda *_: [], "expected [5, 0, 3]"),
             (find_by_number, "hash_of got 5 as the parent"),
             (find_and_remove, "find only looks"),
             (partial(find_by_begins, True), "no token is left to run"),

@@ -175,9 +175,9 @@ run = server.serve(both, SamplingParams(max_tokens=8), times=[0.0, 0.05], num_bl
 print("tokens found in the prefix cache:", found_by(run))
 
 # %% [markdown]
-# If two different texts had the same hash, one user would read another user's K and V. The package uses SHA-256, which
-# makes this practically impossible. But a short TTFT tells a user that somebody has sent this text before. A **salt**
-# prevents this: the first hash of a chain begins with a text of your choice. Then only requests with the same salt
+# If two different texts had the same hash, one user would read another user's K and V. The package uses
+# SHA-256, a well-known hash function, which makes this practically impossible. But a short TTFT tells a user that
+# somebody has sent this text before. A **salt** prevents this: the first hash of a chain begins with a text of your choice. Then only requests with the same salt
 # share blocks, for example those of one user. In vLLM each request brings its own. Here
 # `engine.memory.blocks.use_salt("user 1")` sets one for all chains of hashes that begin from then on. So change it only
 # when no request waits or runs.
@@ -206,7 +206,7 @@ box("radix")
 #
 # <details><summary>What if the forward fails?</summary>In our engine: then some layers may have written K and V, and others
 # not. So the hashes of this step are taken back. The request that was computing the tokens runs them again. If it was
-# cancelled, the request that found these blocks runs them.</details>
+# cancelled (its user went away), the request that found these blocks runs them.</details>
 #
 # <details><summary>What if two requests compute the same block?</summary>(For example, a prompt of 12 tokens comes twice. Its
 # third block runs again, because one token must run.) Both get the same hash. The first one is found; when
@@ -329,9 +329,9 @@ leak_picture(story) if chosen else None
 # %% [markdown]
 # The hashes of user 1's beginning led to blocks 0 and 1. At first, these blocks did hold user 1's text. But
 # user 2 had taken both in the meantime, and *nobody forgot their old hashes*. So the model read K and V of " yellow",
-# " coat" and others as those of user 1's first words. These keys are still rotated for the positions 32 to 34 (RoPE,
-# notebook 01), and not for 0 to 2. The text is fluent all the same, and no error was raised. This is a *stale* read:
-# what is read is old, and no longer valid.
+# " coat" and others as those of user 1's first words. The three keys in block 0 are still rotated for the positions 32
+# to 34 (RoPE, notebook 01), and not for 0 to 2; those in block 1 for 28 to 31, and not for 4 to 7. Still the text is
+# fluent, and no error was raised. This is a *stale* read: what is read is old, and no longer valid.
 
 # %% [markdown]
 # ### Exercise 3: hand out a free block (5 minutes)
@@ -429,7 +429,7 @@ if predictions.reveal("zoo", {0: "none of them", 2: "two", 5: "all five"}[wrong_
 #
 # The *hit rate* is the share of prompt tokens that were hits in the prefix cache. Below are five real runs
 # of our engine, with three requests each. A and C begin with the same text, or so their user thinks, and still
-# the hit rate is 0 %. Here are six explanations. One of them is never the cause here, nor in vLLM:
+# the hit rate is 0 %. (In run 3, prompts run in chunks, and take their blocks chunk by chunk.) Here are six explanations. One of them is never the cause here, nor in vLLM:
 
 # %% jupyter={"source_hidden": true}
 from tutorial_engine.lab import BEGINS, EVICTED, NOT_YET, RUNNING, SALT, SHORT, cases
@@ -610,14 +610,14 @@ box("swap")
 #
 # **Objective:** see *thrash*, and what prevents it.
 #
-# A prompt may run in chunks, and takes its blocks chunk by chunk. The package admits a request if its whole prompt fits.
-# A second rule asks only for room for the first chunk. Both serve these requests:
+# The package admits a request if its whole prompt fits. A second rule asks only for room for the
+# first chunk, because blocks are taken chunk by chunk. Both serve these requests:
 #
 # | setting | value |
 # |---|---|
 # | pool | 100 blocks of 4, no prefix cache |
 # | prompts of users A to D | 10, 7, 11 and 15 |
-# | new tokens of each | 32 |
+# | new tokens | 32 each, E 4 |
 # | prompt of E, the last in the queue | 387 (97 blocks): fits when the others are done |
 # | first chunk of E | 256 |
 
@@ -645,7 +645,7 @@ timelines(rules, title="The same requests under two rules of admission") if chos
 
 # %% [markdown]
 # Under the second rule, E runs its first chunk. In the next step its second chunk finds no room. E is the
-# last of those that run, so it is preempted itself. Then it is admitted again. A wide bar is a slow step: A's decode
+# last that runs, so it is preempted itself (✕). Then it is admitted again. A wide bar is a slow step: A's decode
 # waits for E's chunk, which is thrown away. This is *thrash*. Under the first rule, E waits until they are done.
 #
 # E's first chunk takes 64 of the 100 blocks, so 36 are left. The users fill all 36 in step 24, and need 39 in

@@ -63,8 +63,8 @@ FREE_SLIPS: Slips = slips_of(
     without + free_queue + with_hash → gone + free_queue
         put those with a hash at the end: 7 and 8 have been free for longer
     free_queue[:] = → free_queue =
-        four blocks are nobody's now: free_queue must get them, and `free_queue = free_queue + ...`
-        makes a new list that nobody else sees: change it in place, free_queue[:] = ...
+        four blocks are nobody's now, and free_queue lacks them. Did you ask for `ref_cnt == 0`
+        before you counted down? Or did `free_queue = ...` make a new list that nobody else sees?
     for block in table: → for block in ():
     == 0] → < 0]
         neither ref_cnt nor free_queue has changed; change them in place: count down in ref_cnt, and
@@ -109,10 +109,10 @@ def _why_freed(got: list[Any], want: list[Any], table: list[int], ref_cnt: dict[
         )
     lacking = [block for block in want[0] if block not in queue]
     if lacking and counts == want[1]:
-        return (
-            f"nobody holds {lacking} now, and the queue lacks them; `free_queue = ...` makes a new "
-            "list that nobody else sees: change free_queue in place"
-        )
+        told = f"nobody holds {lacking} now, and the queue lacks them"
+        if not any(hashes[block] for block in lacking):
+            told = f"the queue lacks {lacking}, which have no hash: they go to the front"
+        return f"{told}. (If you wrote `free_queue = ...`: that makes a new list.)"
     return ""
 
 

@@ -10,7 +10,7 @@ from functools import partial
 from itertools import groupby
 from typing import Literal, NamedTuple
 
-from tutorial_engine.viz.parts import CENTRE, FAINT, GREY, RIGHT, Mark, Sheet, Style
+from tutorial_engine.viz.parts import CENTRE, DEAF, FAINT, GREY, RIGHT, Mark, Sheet, Style
 from tutorial_engine.viz.request_look import (
     Box,
     Look,
@@ -166,6 +166,8 @@ def draw_lanes(
                 box = ((x0 + x1 - wide) / 2, y + high, wide, tall - 2 * high)
                 words = _said(share, style.words[share.kind])
                 _box(scene, f"box.{name}.{number}", share.kind, box, one, words, style.edge, tip)
+                if share.kind == "preempted" and not style.is_hatched:
+                    _cross(scene, f"cross.{name}.{number}", (x0 + x1) / 2, y + tall / 2)
         if life.ending:
             edge = axis.span(life.end_step or 0)[1 if life.end_step_ran else 0]
             if axis.by == "time":
@@ -229,6 +231,13 @@ def _box(
         scene.inside(f"{name}.word", box, words, TEXT)
 
 
+def _cross(scene: Sheet, name: str, x: float, y: float) -> None:
+    """Marks a box that is too narrow to show its hatching."""
+    d = f"M{x - 3:.1f} {y - 3:.1f}l6 6m0 -6l-6 6"
+    for part, ink, wide in (("halo", PAPER, 4.0), ("line", INK, 1.6)):
+        scene.add(f"{name}.{part}", "path", d=d, fill="none", stroke=ink, stroke_width=wide, **DEAF)
+
+
 def lane_legend(
     scene: Sheet, x: float, y: float, runs: Iterable[Rows], by: By, style: LaneStyle
 ) -> float:
@@ -240,14 +249,14 @@ def lane_legend(
     seen = {share.kind for life in lives for share in life.shares.values()}
     if by == "time" and any(life.arrival < (life.first_scheduled or 0.0) for life in lives):
         seen.add("waits")
-    if not style.is_hatched:  # a sample that nobody finds in the lanes
-        seen.discard("preempted")
     marks: dict[str, Mark] = {}
     for kind, (number, words) in WORDS.items():
         if kind in seen:
             number = number if style.words.get(kind) else ""
             words = words.format(number, number.strip() or "some")
             marks[words] = partial(_sample, scene, kind, number.strip())
+            if kind == "preempted" and not style.is_hatched:
+                marks[words] = lambda name, box: _cross(scene, name, box[0] + 9, box[1] + 7)
     if style.usual:
         marks[f"end: {style.usual}"] = lambda name, box: scene.rect(
             name, (box[0] + 12, box[1] - 2, 3.0, 18.0), INK
