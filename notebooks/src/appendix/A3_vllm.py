@@ -558,7 +558,7 @@ overlap_picture(plan=3, forward=7, steps=4)
 # %% [markdown]
 # ## When one machine is not enough
 #
-# You can take a program to vLLM: change the import line, and write the temperature. [docs/vllm.md](../../docs/vllm.md) has the
+# You can take a program to vLLM: change the import line, and write the temperature. `docs/vllm.md` of this course has the
 # names that both know, and what differs. In vLLM `LLM(..., tensor_parallel_size=2)` divides the
 # model among two GPUs, as appendix A1 does with two processes. For several machines vLLM needs Ray (a library that
 # starts programs on many machines) or its option `--nnodes`. Plans, blocks and hits work there as you know them, if
