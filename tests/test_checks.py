@@ -1151,6 +1151,10 @@ EXERCISES |= {
                 for said in ("wants lists of ids",)
             ],
             (but("run_new", lambda logits: logits + 1), "other logits"),
+            (
+                lambda m, a, ids, n: (RIGHT["run_new"](m, a, ids, n), ids.append(1))[0],
+                "the caller's",
+            ),
         ],
     ),
     "cache_test": Exercise(

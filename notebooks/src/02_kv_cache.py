@@ -232,6 +232,13 @@ mask_picture(masks) if predictions.reveal("mask", answer) else None
 #
 # **Objective:** write the cache, and let it run in the real model.
 #
+# `mine` is the tiny model, made of parts that can be exchanged, as in notebook 01. `tell` also names parts that come
+# later.
+
+# %%
+mine = OwnEngine(model, tokenizer, cached=True)
+
+# %% [markdown]
 # ### Exercise 1: keep them (10 minutes)
 #
 # Write `update`, which is `write` and `read` in one call. It gets the new k and v of one layer. Join them behind the
@@ -263,12 +270,7 @@ class MyCache:
 # %%
 from tutorial_engine.learn import check_cache
 
-mine = OwnEngine(model, tokenizer, cached=True)
 mine.use(MyCache, check_cache)
-
-# %% [markdown]
-# `mine` is the tiny model, made of parts that can be exchanged, as in notebook 01. `tell` also names parts that come
-# later.
 
 # %%
 mine.tell(PROMPTS[0])
@@ -467,7 +469,7 @@ for hero in (" Ben", " Anna"):
     print(mine.go_on(begun, NAMO + hero))
 
 # %% [markdown]
-# **Bonus, without steps** (before Exercise 4, or run Exercise 1 again): write `Few`, a cache that keeps only the
+# **Bonus, without steps** (before Exercise 4, or run both cells of Exercise 1 again): write `Few`, a cache that keeps only the
 # first 4 tokens and the last 64. (So does
 # [StreamingLLM](https://arxiv.org/abs/2309.17453), which also numbers their positions anew.) Then keep the last
 # 16, and then 16 without the first 4. What becomes of the story?
@@ -479,7 +481,7 @@ for hero in (" Ben", " Anna"):
 #         self.kv[layer] = tuple(torch.cat((x[:4], x[4:][-64:])) for x in (k, v))
 #         return [(k, v)]  # a prefill still sees all of its own tokens
 #
-# mine.parts.own["MyCache"] = Few  # past the check; run both cells of Exercise 1 again to undo it
+# mine.parts.own["MyCache"] = Few  # past the check; mine.use(MyCache, check_cache) undoes it
 # print(mine.generate(PROMPTS[0], SamplingParams(max_tokens=120)).checker.text)</pre>
 # With 64 the story is the same, with and without the first 4. With 16 Anna and her kite are forgotten. In
 # large models many heads that have nothing to copy look at the first tokens, so these matter there.</details>
@@ -839,7 +841,7 @@ for chunk in (1, 3, 4, 7):
     print(check_close(cut, whole, 1e-4, f"chunks of {chunk} and all at once"))
 
 # %% [markdown]
-# Three prompts of unequal length run in one batch below. There is no padding: each has its own row of the
+# Three prompts of unequal length run in one batch below. No prompt is filled up to the longest: each has its own row of the
 # cache. A sequence that has stopped costs nothing from then on.
 
 # %%

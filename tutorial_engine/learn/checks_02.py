@@ -294,6 +294,11 @@ def check_static_cache(make_cache: Callable[..., Any]) -> Verdict:
         if isinstance(error, AttributeError):
             return "Make the memory in __init__, as self.k and self.v"
         if isinstance(error, IndexError) and "out of bounds" in str(error):
+            if "dimension 0" in str(error):
+                return (
+                    "k and v hold the new tokens only, so k[batch.positions] is not there; or is a "
+                    "size typed in? config has the number of layers, and max_len the slots"
+                )
             return "Is a size typed in? config has the number of layers, and max_len the slots"
         if "dtypes" in str(error):
             return "Keep the dtype of k and v: torch.zeros makes float32"
@@ -318,6 +323,13 @@ WHERE = ((2, [4], "K"), (0, [5, 2], "V"), (4, [0, 3], "KV"))  # layer, slots, wh
 TRANSPLANT_SLIPS: Slips = slips_of(
     right_transplant,
     """
+    k[slots] = donor_k[slots] → k[slots] = donor_v[slots]
+        K gets the donor's V; K is copied to K, and V to V
+    v[slots] = donor_v[slots] → v[slots] = donor_k[slots]
+        V gets the donor's K; V is copied to V, and K to K
+    k[slots] = donor_k[slots] → k[slots] = donor_v[slots]
+    v[slots] = donor_v[slots] → v[slots] = donor_k[slots]
+        K and V of the donor have changed places
     k[slots] = donor_k[slots] → pass
     v[slots] = donor_v[slots] → pass
         the memory is as it was; is a condition never true (`which` is "K", "V" or "KV")? Or does
@@ -459,6 +471,8 @@ def _ran(function: Callable[..., Tensor], first: int, last: int) -> list[Any] | 
         right_run(model, attention, ids[:first], 0)
     attention.ran = [[], []]
     got = function(model, attention, ids, first)
+    if ids != list(TEXT_IDS[:last]):
+        raise CannotBe("it changes token_ids, the caller's list; make a new one of a part of it")
     return None if got is None or got is ... else [*attention.ran, got]
 
 
