@@ -363,8 +363,8 @@ if predictions.reveal("window", 0 if "Rado" in story or "Mimo" in story else 1):
 # %% [markdown]
 # The sentences are still well formed: grammar needs only a few tokens. But the names are lost. After `·day` a name
 # must come. From there the window shows only one token of the two names: the last `o` of Mimo. A name comes back
-# when the window reaches its first piece. `·Mi` is 14 places before `·and`, so a window of 15 is enough. `·R` is 19
-# places before `·day`: it needs 20.
+# when the token before its place can see the name's first piece. Rado belongs behind `·day`, and `·R` is 19 places before `·day`:
+# this needs a window of 20. Mimo belongs behind `·and`, and `·Mi` is 14 places before `·and`: 15 is enough.
 
 # %%
 for window in (8, 14, 15, 19, 20):
@@ -536,7 +536,7 @@ clocks_picture(omega, (0, 1, 2, 4, 10, 100, 1000))
 # %% [markdown]
 # Which two numbers are a pair? In Qwen3 checkpoints number *i* is joined with number *i + D/2* (*half-split*). Other
 # checkpoints join neighbours (*interleaved*). The weights were trained for one of them: mixing them up ruins the
-# model. In vLLM `is_neox_style` means half-split; in llama.cpp the two are NEOX and NORM. For a head with D = 8:
+# model. (In vLLM and llama.cpp, two engines, look for `is_neox_style` and NEOX: both mean half-split.) For a head with D = 8:
 
 # %%
 numbers = torch.arange(8)
