@@ -725,9 +725,11 @@ def _wrong_below(function: object) -> str:
     """The exercise that a layer calls and that is not right, with what is wrong; "" if none."""
     names = getattr(getattr(function, "__code__", None), "co_names", ())
     known = getattr(function, "__globals__", {})
-    for name, check in (("project", check_project), ("rope", check_rope)):
+    for name, check in (("project", check_project), ("rope", check_rope), ("layer", check_layer)):
         if name in names and callable(known.get(name)):
             verdict = check(known[name])
+            if verdict.ok is None:
+                return f"it calls {name}, which is not done yet"
             if verdict.ok is False:
                 return f"it calls your {name}, which is not ✔ yet ({verdict.message})"
     return ""
@@ -766,7 +768,7 @@ def _judge_layer(
         if case == other.name:
             return typed
         if bool(got.isnan().any()):
-            return f"{case}; NaN; is something divided by zero?"
+            return f"{case}; NaN; is something divided by zero, or sees a query no key, not itself?"
         where = _where_wrong(function, *given) if call is _with_attend else ""
         return f"{case}; other numbers; {where or 'compare with steps 1 to 4 of exercise 6'}"
 
