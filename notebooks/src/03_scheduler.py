@@ -261,7 +261,7 @@ explorer
 #
 # <details><summary>Answer</summary>Without the budget, step 0 runs 17 tokens where 8 are allowed (10, if your
 # loop stops when no budget is left). With those who wait in
-# front, C stalls in step 8, and D in step 10.</details>
+# front, C stalls in step 8, and D in step 10. (All of them in one list, cut at two: A and B lose their places.)</details>
 #
 # Set *show* to “the steps, the cache and all tokens”: the hatched slots of a row are reserved and empty.
 
@@ -1151,7 +1151,7 @@ rows = ledger(paths, prompts, num_tokens=12)
 print(f"{sum(row.ok for row in rows)} of {len(rows)} paths ✔, the last one is {rows[-1].path}")
 
 # %% [markdown]
-# Your parts serve one last time, now whole stories, up to the end of the text. The policy is the last one that you
+# Your parts serve again, now whole stories, up to the end of the text. The policy is the last one that you
 # wrote: shorter prompts go first.
 
 # %%
