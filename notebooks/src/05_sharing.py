@@ -249,8 +249,8 @@ chosen = predictions.reveal("queue", order)
 block_view(pool_of_7.trace.trace(), step=0, labels=labels) if chosen else None
 
 # %% [markdown]
-# Pale tokens lie in a free block and can still be found. Now B comes with 19 tokens that nobody had before, and needs five
-# blocks. Then C comes, whose first 12 tokens are A's:
+# Pale tokens lie in a free block and can still be found. Now B comes with 19 tokens, and needs five
+# blocks. It has A's first sentence, but not at its beginning, so it finds nothing. Then C comes, whose first 12 tokens are A's:
 
 # %% tags=["figure-evicted"]
 pool_of_7 = make_engine(make_pages(num_blocks=7))
@@ -373,7 +373,7 @@ one_by_one = {"times": [0, 1, 2], "num_blocks": 9, "max_model_len": 36}
 run = server.serve([anna, tom, anna], SamplingParams(max_tokens=28), **one_by_one)
 
 # %% [markdown]
-# Which test finds this bug? We plant five:
+# Which test finds such a bug? We plant five:
 #
 # - a taken block keeps its hash: the bug above;
 # - a hash of own tokens only: the block before is left out;

@@ -155,7 +155,7 @@ TAKE_SLIPS: Slips = slips_of(
         3 is taken, expected the queue [5] (in place: free_queue.pop(0))
     del cached[hashes[block]] → pass
         block 3 is taken, and its old hash still leads to it: whoever looks for that prefix will
-        read another request's tokens (the freed-block bug)
+        read another request's tokens
     del cached[hashes[block]] → cached[hashes[block]] = None
         `cached` still has the hash of block 3: take the key out, del cached[hashes[block]]
     del cached[hashes[block]] → cached.clear()
