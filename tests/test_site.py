@@ -243,6 +243,7 @@ def test_two_builds_differ_in_nothing(twice: list[Path]) -> None:
     )
     assert one.keys() == other.keys() and len(one) > 100
     assert [name for name in one if one[name] != other[name]] == []
+    assert [name for name in one if f"{ROOT}/".encode() in one[name]] == [], "names this machine"
 
 
 @pytest.mark.site

@@ -11,6 +11,8 @@ from pathlib import Path, PurePosixPath
 from docutils import nodes
 from sphinx.search import IndexBuilder
 
+import tutorial_engine
+
 project = "tutorial_engine"
 html_title = "tutorial_engine"
 copyright = "the authors of tutorial_engine, Apache-2.0"
@@ -30,6 +32,7 @@ suppress_warnings = [
 
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
+autodoc_preserve_defaults = True  # as they are written
 default_role = "code"
 toc_object_entries = False  # a page's contents are its modules: thousands of names are no overview
 
@@ -110,9 +113,16 @@ def name_for_others(app, name, template, context, doctree):
     context["metatags"] = context.get("metatags", "") + "".join(lines)
 
 
+def without_this_machine(app, what, name, obj, options, signature, returns):
+    """A default that is a path is one below the checkout, wherever that lies."""
+    root = f"{Path(tutorial_engine.__file__).parents[1]}/"
+    return signature and signature.replace(root, ""), returns
+
+
 def setup(app):
     """Called by Sphinx."""
     app.connect("html-page-context", name_for_others)
     app.connect("autodoc-process-docstring", plain_docstring)
+    app.connect("autodoc-process-signature", without_this_machine)
     app.connect("doctree-read", name_pictures)
     app.connect("html-page-context", level_headings, priority=900)  # after the theme
