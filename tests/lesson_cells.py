@@ -98,27 +98,11 @@ def needed(codes: Sequence[str], place: int) -> set[int]:
     return found
 
 
-def changes(code: str) -> set[str]:
-    """Names that a cell binds or whose things it may change: `x =`, `x.y =`, `x[i] =`, `x.do()`.
-
-    Of a call that gives a value the name counts where the call is a line of its own.
-    """
-    touched: set[str] = set(defined_and_used(code)[0])
-    for node in ast.walk(ast.parse(code)):
-        stores = isinstance(node, ast.Attribute | ast.Subscript) and isinstance(node.ctx, ast.Store)
-        root: ast.AST | None = node if stores else getattr(node, "value", None)
-        if stores or (isinstance(node, ast.Expr) and isinstance(root, ast.Call)):
-            while (inner := getattr(root, "func", getattr(root, "value", None))) is not None:
-                root = inner
-            touched |= {root.id} if isinstance(root, ast.Name) else set()
-    return touched
-
-
-def run_cell(code: str, namespace: dict[str, Any], out: io.StringIO | None = None) -> object:
-    """Run it, printing to `out` → the value of its last line, if that is an expression."""
+def run_cell(code: str, namespace: dict[str, Any]) -> object:
+    """Run it in silence → the value of its last line, if that is an expression."""
     body = ast.parse(code)
     last = body.body.pop() if isinstance(body.body[-1], ast.Expr) else None
-    with contextlib.redirect_stdout(out or io.StringIO()):
+    with contextlib.redirect_stdout(io.StringIO()):
         exec(compile(body, "cell", "exec"), namespace)
         if last is None:
             return None

@@ -5,7 +5,6 @@ say of these: that is compared here, and the open exercises are run.
 """
 
 import builtins
-import io
 import json
 import re
 from collections.abc import Iterator, Sequence
@@ -15,7 +14,7 @@ from typing import Any, NamedTuple
 
 import nbformat
 import pytest
-from lesson_cells import changes, defined_and_used, fresh, needed, run_cell
+from lesson_cells import fresh, needed, run_cell
 from nbformat import NotebookNode
 
 from tools.publish.build import (
@@ -301,34 +300,6 @@ def test_an_untouched_exercise_runs_and_its_check_says_so(name: str, place: int)
     assert [repr(verdict)] == [output.text for output in said]
 
 
-class Played:
-    """A learner's copy of a lesson with the solutions pasted in; its cells run when asked."""
-
-    def __init__(self, name: str) -> None:
-        self.cells = fresh(name, False).cells
-        solved = fresh(name, True).cells
-        self.codes = [cell.source if cell.cell_type == "code" else "" for cell in self.cells]
-        for place in exercises(name):
-            self.codes[place] = solved[place].source
-        self.namespace: dict[str, Any] = {"__builtins__": builtins}
-        self.ran: set[int] = set()
-
-    def run(self, place: int) -> str:
-        """Run a cell again, or for the first time → what it printed, and its last value as text."""
-        out = io.StringIO()
-        value = run_cell(self.codes[place], self.namespace, out)
-        self.ran.add(place)
-        if hasattr(value, "_repr_mimebundle_"):
-            value = value._repr_mimebundle_()
-            value = (value[0] if isinstance(value, tuple) else value)["text/plain"]
-        return out.getvalue() + ("" if value is None else repr(value))
-
-    def prepare(self, place: int) -> None:
-        """Run the cells that this one needs and that were not run."""
-        for i in sorted(needed(self.codes, place) - {place} - self.ran):
-            self.run(i)
-
-
 def test_each_story_calls_all_that_the_learner_handed_in() -> None:
     """As the solved copies say, which nbval runs; test_own*.py have what becomes of wrong parts."""
     called = set[str]()
@@ -347,37 +318,6 @@ def test_each_story_calls_all_that_the_learner_handed_in() -> None:
             called |= {part for part in mine if f"{part} (" in yours}
     replaced = {"ShortestFirst"}  # by Fair, before it serves
     assert called == {*PARTS, *PARTS_03, *PARTS_04, *PARTS_05} - replaced
-
-
-@every_lesson
-def test_running_an_answer_again_says_the_same(name: str) -> None:
-    """When it was chosen, and once all that could change it has run; no timings."""
-    lesson, answers = Played(name), dict[int, tuple[str, str]]()
-    timed = {i for i, cell in enumerate(lesson.cells) if IGNORE in tags(cell)}
-    revealed = {
-        place: question
-        for question, found in questions(lesson.codes).items()
-        for kind, place in found
-        if kind == "reveal" and place not in timed
-    }
-    asks = {question: found[0][1] for question, found in questions(lesson.codes).items()}
-    reads = set[str]().union(*(defined_and_used(lesson.codes[place])[1] for place in revealed))
-    reads -= {"predictions", *dir(builtins)}
-    matter = [i for i, code in enumerate(lesson.codes) if i in revealed or changes(code) & reads]
-    for i in sorted(set[int]().union(*(needed(lesson.codes, i) for i in matter)) - timed):
-        if not (question := revealed.get(i, "")):
-            lesson.run(i)
-            continue
-        if asks[question] not in lesson.ran:
-            lesson.prepare(asks[question])
-            lesson.run(asks[question])
-        asked = lesson.namespace["predictions"].questions[question]
-        asked.buttons.value = asked.options[0]
-        answers[i] = question, lesson.run(i)
-        assert answers[i][1].startswith("Answer: "), question
-    for i, (question, answer) in answers.items():
-        lesson.run(asks[question])  # which keeps the choice
-        assert lesson.run(i) == answer, f"{question}: after a Run All, its cell is run again"
 
 
 def questions(codes: Sequence[str]) -> dict[str, list[tuple[str, int]]]:
