@@ -5,6 +5,7 @@ with --hypothesis-seed.
 """
 
 import os
+import signal
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # nothing here may need the network
 os.environ["TRANSFORMERS_VERBOSITY"] = "error"
@@ -32,6 +33,8 @@ settings.register_profile("random", derandomize=False)
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell began it in the background
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     seeded = config.getoption("--hypothesis-seed", None) is not None
     settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "random" if seeded else "fixed"))
 
