@@ -410,11 +410,11 @@ ATTENTION_SLIPS = slips_of(  # what is found in the shares of an answer
     -INF → -1.0
         −∞ before the softmax (in Python it is float("-inf"))
     -INF → -15.0
-        a forbidden key gets the share 0.5, because
-    -INF → -30.0
-        a forbidden key gets the share 0.5, because only
-    -INF → -70.0
-        a forbidden key gets the share 0.5, because only exp(−∞) is 0
+        with the scores −2000 (allowed) and 0 (forbidden) the forbidden key gets the share 1,
+    -INF → -1000.0
+        the forbidden key gets the share 1, because only exp(−∞) is 0; make forbidden scores −∞
+    scores.masked_fill(~mask, -INF) → (scores - 100.0 * ~mask)
+        (forbidden) the forbidden key gets the share 1, because only exp(−∞) is 0
     .softmax(dim=-1) → .exp()
         instead of 1; divide each exp(score) by the sum over the keys of its query: softmax
     dim=-1 → dim=0

@@ -96,8 +96,7 @@ block_picture(model)
 
 # %% [markdown]
 # A story comes out if we take the token with the largest logit, append it to the text, and run the model again.
-# `mine` is this model, taken apart: six of its parts can be exchanged.
-# Exercises 1 to 6 each replace one of them by yours.
+# `mine` is this model, cut into parts. Exercises 1 to 6 each replace one part by yours.
 
 # %%
 mine = OwnEngine(model, tokenizer)
@@ -358,13 +357,15 @@ predictions.ask(
 story = mine.story(TWO, window=8)
 if predictions.reveal("window", 0 if "Rado" in story or "Mimo" in story else 1):
     print(TWO + story)
-    print("·day sees", token_labels(tokenizer, tokenizer.encode(TWO + " One day").ids[-8:]))
+    pieces = token_labels(tokenizer, tokenizer.encode(TWO + story).ids)
+    print("positions:", {one: pieces.index(one) for one in ("·R", "·Mi", "·day", "·and")})
+    print("·day sees", pieces[16:24])
 
 # %% [markdown]
 # The sentences are still well formed: grammar needs only a few tokens. But the names are lost. After `·day` a name
 # must come. From there the window shows only one token of the two names: the last `o` of Mimo. A name comes back
-# when the token before its place can see the name's first piece. Rado belongs behind `·day`, and `·R` is 19 places before `·day`:
-# this needs a window of 20. Mimo belongs behind `·and`, and `·Mi` is 14 places before `·and`: 15 is enough.
+# when the token before its place can see the name's first piece. Rado comes after `·day`, and `·R` is 19 places before that:
+# this needs a window of 20. Mimo comes after `·and`, `·Mi` is 14 places before that: 15 is enough.
 
 # %%
 for window in (8, 14, 15, 19, 20):
@@ -372,7 +373,7 @@ for window in (8, 14, 15, 19, 20):
 
 # %% [markdown]
 # The limit holds for *one layer*. In the layer before, each token in the window has already read from the 7 tokens
-# before it. So each layer reaches 7 places further. This model was not trained with a window, and does not use it.
+# before it. So each layer reaches 7 places further. This model was never trained to use that.
 
 # %% [markdown]
 # ## 6 · Many heads, fewer keys: GQA
@@ -490,8 +491,7 @@ for d in head_dims:
 # %%
 shuffle = torch.tensor([3, 0, 4, 1, 2])
 q6, k2, v2 = (torch.randn(5, heads, 8, generator=draw) for heads in (6, 2, 2))
-in_order = naive_attention(q6[-1:], k2, v2).out
-# [-1:] keeps the last query only
+in_order = naive_attention(q6[-1:], k2, v2).out  # [-1:]: the last query only
 shuffled = naive_attention(q6[-1:], k2[shuffle], v2[shuffle]).out
 check_close(shuffled, in_order, 1e-6, "keys and values shuffled = in order")
 
@@ -514,7 +514,7 @@ print([round(float(one), 5) for one in omega[::4]])
 check_close(omega, inverse_frequencies(D, theta), 1e-6, "the formula = package")
 
 # %% [markdown]
-# Explore it. The query stands at position *m*, the key at position *n*. Before they are turned they are the same
+# The query stands at position *m*, the key at position *n*. Before they are turned they are the same
 # vector, and each of its pairs is a hand of length 1. So each pair adds a cosine to the score: that of the angle
 # between its two hands, (m − n) · ω_i. Move the positions, then press Play: query and key move on together. What
 # changes, and what stays the same?
@@ -590,7 +590,7 @@ show_source(apply_rope)
 #
 # (R_m q) · (R_n k) = q · (R_mᵀ R_n k) = q · (R_(n−m) k)
 #
-# Only the distance is left. Here are a random query and key at three places.
+# Here are a random query and key at three places.
 
 # %% tags=["figure-rope-distance"]
 from tutorial_engine.viz import distance_picture
@@ -609,8 +609,8 @@ curves = {f"key at n = {n}": [score(n + d, n) for d in distances] for n in (0, 5
 distance_picture(distances, curves)
 
 # %% [markdown]
-# It holds for the whole model. A `Batch` holds the tokens that go through the model together, and their positions.
-# So we can add 100 to every position of the prompt.
+# The same holds for the whole model. A `Batch` holds the tokens that go through the model together, and their positions.
+# So we can add 100 to every position.
 
 
 # %%
@@ -693,7 +693,7 @@ def rms_norm(x, weight, eps=c.rms_norm_eps):
     return x / (x.square().mean(-1, keepdim=True) + eps).sqrt() * weight
 
 
-normed = rms_norm(vectors, w.input_norm)
+normed = rms_norm(vectors, w.input_norm)  # w and first_layer: section 3
 check_close(normed, first_layer.input_layernorm(vectors), 1e-5, "RMSNorm in one line = package")
 
 # %% [markdown]
@@ -1096,7 +1096,7 @@ for name in ("Rado", "Rido", "Rodo", "Redo", "Reno", "Rizo"):
 #
 # Take 16 random tokens and say them twice. In the second round only copying can help. The *hits* are the tokens of
 # the second round that the model predicts. (The first of them cannot be copied: the token before it has no earlier
-# place. Still it is often right: the model learned that a text often begins again.)
+# place. But it is often right: the model learned that a text often begins again.)
 
 # %%
 import random
@@ -1322,7 +1322,7 @@ same = expected[0, len(ids) :].tolist() == told
 print(f"all {len(told)} tokens equal those of transformers: {same}")
 
 # %% [markdown]
-# Each row of the *ledger* is one program. All of them should compute the same logits.
+# Each row of the *ledger* is one program. All should compute the same logits.
 # Column 2 is the largest difference between a logit here and the same logit in `transformers`. Column 3 counts equal
 # tokens. The tolerance is a ten-thousandth of the largest logit. `top1 − top2` is the smallest distance between the
 # best logit and the second best: errors below half of it cannot change a token.
