@@ -18,7 +18,7 @@ from tutorial_engine.engine.runner import decode, prefill
 from tutorial_engine.model.batch import Batch
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 from tutorial_engine.viz.tokens import token_names
-from tutorial_engine.viz.words import listed, tokens
+from tutorial_engine.viz.words import counted, listed, say, tokens
 
 BEST = 6  # tokens of the next-token distribution that are kept
 NAMES = "ABCDEF"
@@ -183,35 +183,46 @@ class CacheRun:
 
     def caption(self, step: int) -> str:
         """What ran, where the newest tokens were written, and what is in use."""
-        start = f"Step {step} of {len(self.steps)}"
-        rows = f"{self.num_rows} row{'s' * (self.num_rows > 1)} of {self.row_len} slots"
+        start = say("Step {step} of {last}", step=step, last=len(self.steps))
         if not step:
+            rows, layers = counted(self.num_rows, "row"), self.spec.num_layers
+            rows = say("{rows} of {row_len} slots", rows=rows, row_len=self.row_len)
             size = self.num_slots * self.spec.bytes_per_token / 1024
             prefills = [s for s in self.steps if s.kind == "prefill"]
             waits = [
                 sum(len(s.parts[row].ids) for s in prefills if row in s.parts)
                 for row in range(self.num_rows)
             ]
-            prompts = "a prompt" if len(waits) == 1 else "prompts"
-            return (
-                f"{start}: {rows} are reserved in each of {self.spec.num_layers} layers, "
-                f"{size:.0f} KiB, and no slot is used; {prompts} of {listed(map(str, waits))} "
-                f"token{'s' * (waits != [1])} wait."
+            prompts = say("prompts of {numbers} tokens", numbers=listed(map(str, waits)))
+            if len(waits) == 1:
+                prompts = say("a prompt of {tokens}", tokens=tokens(*waits))
+            reserved = (
+                "{start}: {rows} are reserved in each of {layers} layers, {size:.0f} KiB, and no "
+                "slot is used; {prompts} wait."
             )
+            return say(reserved, start=start, rows=rows, layers=layers, size=size, prompts=prompts)
         now = self.steps[step - 1]
         row, part = list(now.parts.items())[-1]  # where slot and position differ most
-        shares = [f"{len(own.ids)} of {NAMES[r]}" for r, own in now.parts.items()]
-        together = f" ({listed(shares)})"
+        many, counts = tokens(now.num_tokens), {NAMES[r]: len(p.ids) for r, p in now.parts.items()}
+        shares = [say("{count} of {name}", count=count, name=r) for r, count in counts.items()]
+        ran = say("{tokens} ({shares})", tokens=many, shares=listed(shares))
         if now.kind == "decode":
-            together = f" (1 each of {listed(NAMES[r] for r in now.parts)})"
+            ran = say("{tokens} (1 each of {names})", tokens=many, names=listed(counts))
         if len(shares) == 1:
-            together = f" of {NAMES[row]}"
-        return (
-            f"{start}, {now.kind}: {tokens(now.num_tokens)}{together} "
-            f"run{'s' * (now.num_tokens == 1)} in one forward; "
-            f"“{self.labels[part.ids[-1]]}” of {NAMES[row]} has position {part.positions[-1]} and "
-            f"is written to slot {self.sum_of(row, part.positions[-1])}, in every layer; "
-            f"{self.used(step)} of {self.num_slots} slots are used."
+            ran = say("{tokens} of {name}", tokens=many, name=NAMES[row])
+        run = "{ran} runs in one forward" if now.num_tokens == 1 else "{ran} run in one forward"
+        return say(
+            "{start}, {kind}: {ran}; “{label}” of {name} has position {position} and is written "
+            "to slot {sum}, in every layer; {used} of {slots} slots are used.",
+            start=start,
+            kind=say(now.kind),
+            ran=say(run, ran=ran),
+            label=self.labels[part.ids[-1]],
+            name=NAMES[row],
+            position=part.positions[-1],
+            sum=self.sum_of(row, part.positions[-1]),
+            used=self.used(step),
+            slots=self.num_slots,
         )
 
 
@@ -231,13 +242,16 @@ def record_run(
     room = min(most, model.config.max_position_embeddings)
     for name, ids in zip(NAMES, encoded, strict=False):
         if not ids:
-            raise ValueError(f"The prompt of {name} is empty: type at least one character.")
+            empty = "The prompt of {name} is empty: type at least one character."
+            raise ValueError(say(empty, name=name))
         need = len(ids) + new_tokens
         if need > room:
-            raise ValueError(
-                f"The prompt of {name} has {tokens(len(ids))}; with {new_tokens} new that is "
-                f"{need}, and a row of the picture holds {room} slots. Shorten it."
+            large = (
+                "The prompt of {name} has {tokens}; with {new} new that is {need}, and a row of "
+                "the picture holds {room} slots. Shorten it."
             )
+            fields = {"tokens": tokens(len(ids)), "new": new_tokens, "need": need, "room": room}
+            raise ValueError(say(large, name=name, **fields))
     need = max(map(len, encoded)) + new_tokens
     row_len = min(-(-need // 4) * 4, room)
     steps = record_steps(model, encoded, new_tokens, chunk, row_len)

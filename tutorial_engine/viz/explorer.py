@@ -15,6 +15,7 @@ from tutorial_engine.viz.picture import WIDGET_VIEW, Picture, bundle
 from tutorial_engine.viz.player import Frame, save_player
 from tutorial_engine.viz.scene import Scene
 from tutorial_engine.viz.tokens import escape
+from tutorial_engine.viz.words import say
 
 # In JupyterLab the picture becomes smaller where it and its controls are taller than the notebook's
 # view: who moves the slider sees all of it. 128 pixels of the window are JupyterLab's own.
@@ -53,7 +54,7 @@ class Explorer:
             widgets.HTML(layout=widgets.Layout(margin="0")) for _ in range(3)
         )
         self.slider = widgets.IntSlider(
-            description=self.step_name,
+            description=say(self.step_name),
             min=0,
             max=0,
             continuous_update=True,
@@ -61,12 +62,13 @@ class Explorer:
         )
         self.play = widgets.Play(min=0, max=0, interval=600)
         widgets.jslink((self.play, "value"), (self.slider, "value"))
-        self.back = button("◀", "one step back", lambda: self._go(-1), "44px")
-        self.forward = button("▶", "one step on", lambda: self._go(1), "44px")
-        page = button("save as a page", f"writes {self.page}", self._save_page)
+        self.back = button("◀", say("one step back"), lambda: self._go(-1), "44px")
+        self.forward = button("▶", say("one step on"), lambda: self._go(1), "44px")
+        writes = say("writes {file}", file=self.page)
+        page = button(say("save as a page"), writes, self._save_page)
         together = widgets.VBox(
             [
-                widgets.HTML(f"<b>{escape(self.title)}</b>"),
+                widgets.HTML(f"<b>{escape(say(self.title))}</b>"),
                 row([*parameters.values(), *([row(self.buttons.values())] if buttons else [])]),
                 *([panel] if panel else []),
                 widgets.HBox([self.play, self.back, self.forward, self.slider, page]),
@@ -121,21 +123,22 @@ class Explorer:
         """
         unknown = values.keys() - self.parameters.keys()
         if unknown:
-            raise ValueError(
-                f"no knob {sorted(unknown)}; this explorer has {sorted(self.parameters)}"
-            )
+            names, has = sorted(unknown), sorted(self.parameters)
+            raise ValueError(say("no knob {names}; this explorer has {has}", names=names, has=has))
         before, step_before = {name: self.parameters[name].value for name in values}, self.step
         try:
             for name, value in values.items():
                 self.parameters[name].value = value
                 taken = self.parameters[name].value
                 if taken != value:
-                    raise ValueError(f"{name} cannot be {value!r}; the nearest is {taken!r}")
+                    nearest = "{name} cannot be {value!r}; the nearest is {taken!r}"
+                    raise ValueError(say(nearest, name=name, value=value, taken=taken))
             if values and self.error:
                 raise ValueError(self.error)
             if step is not None:
                 if not 0 <= step < self.num_steps:
-                    raise ValueError(f"step {step} is outside 0 .. {self.num_steps - 1}")
+                    end = self.num_steps - 1
+                    raise ValueError(say("step {step} is outside 0 .. {end}", step=step, end=end))
                 self.slider.value = step
         except ValueError:
             for name, value in before.items():  # as if nothing had been asked
@@ -154,7 +157,8 @@ class Explorer:
         ValueError for a folder that is not there.
         """
         frames = [Frame(self.scene(step), self.caption(step)) for step in range(self.num_steps)]
-        return save_player([frames], path, self.title, step_name=self.step_name, start=self.step)
+        title, step_name = say(self.title), say(self.step_name)
+        return save_player([frames], path, title, step_name=step_name, start=self.step)
 
     @property
     def page(self) -> str:
@@ -163,10 +167,11 @@ class Explorer:
 
     def _save_page(self) -> None:
         path = self.player(self.page)
-        self._message_html.value = (
-            f'<div role="status">Saved as <b>{escape(path.name)}</b>, beside the notebook. '
-            "It opens in any browser, without this notebook.</div>"
+        said = say(
+            "Saved as {file}, beside the notebook. It opens in any browser, without this notebook.",
+            file=f"<b>{escape(path.name)}</b>",
         )
+        self._message_html.value = f'<div role="status">{said}</div>'
 
     def turn(self, **values: Any) -> None:
         """Move several knobs as one change: one rerun, one drawing."""
@@ -192,10 +197,10 @@ class Explorer:
             self.num_steps = self.rerun()
         except ValueError as error:
             self.error = str(error)
-            said = escape(self.error if self.error.endswith((".", "!", "?")) else f"{self.error}.")
+            why = self.error if self.error.endswith((".", "!", "?")) else f"{self.error}."
+            said = escape(say("{why} The picture below is the one before.", why=why))
             self._message_html.value = (
-                f'<div class="te-error" role="alert" style="color:#D55E00">{said} '
-                "The picture below is the one before.</div>"
+                f'<div class="te-error" role="alert" style="color:#D55E00">{said}</div>'
             )
             return
         finally:
@@ -245,7 +250,8 @@ def text(name: str, value: str, width: str = "640px") -> widgets.Text:
 def number(name: str, value: int, least: int, most: int, width: str = "150px") -> Any:
     """A whole number from `least` to `most`. ValueError for a first value outside."""
     if not least <= value <= most:
-        raise ValueError(f"{name} must be from {least} to {most}, got {value}")
+        bounds = "{name} must be from {least} to {most}, got {value}"
+        raise ValueError(say(bounds, name=name, least=least, most=most, value=value))
     return _laid(widgets.BoundedIntText(value, min=least, max=most, description=name), width)
 
 
@@ -276,7 +282,8 @@ def lines(name: str, value: str, width: str = "640px", height: str = "78px") -> 
 def choice(name: str, options: Sequence[str], value: str, width: str = "240px") -> widgets.Dropdown:
     """One of several words. ValueError for a first value that is not among them."""
     if value not in options:
-        raise ValueError(f"{name} must be one of {', '.join(options)}, got {value!r}")
+        one_of = "{name} must be one of {options}, got {value!r}"
+        raise ValueError(say(one_of, name=name, options=", ".join(options), value=value))
     return _laid(widgets.Dropdown(options=list(options), value=value, description=name), width)
 
 

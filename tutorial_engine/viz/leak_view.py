@@ -21,7 +21,7 @@ from tutorial_engine.viz.picture import Picture
 from tutorial_engine.viz.request_look import chip, cut_to, look
 from tutorial_engine.viz.style import RED, RULE
 from tutorial_engine.viz.tokens import token_label
-from tutorial_engine.viz.words import counted, listed, numbered
+from tutorial_engine.viz.words import counted, listed, numbered, say
 
 RIGHT_PART, LINE, TOP = 520.0, 108.0, 50.0  # where blocks begin; from request to request
 SLOT, BETWEEN, TALL = 56.0, 18.0, 30.0
@@ -120,15 +120,16 @@ def leak_picture(leak: Leak) -> Picture:
     ValueError where the last request found no block, or for more than can be drawn.
     """
     if not leak.blocks:
-        raise ValueError(f"{leak.names[-1]} found no block: there is nothing to read in one")
+        nothing = "{who} found no block: there is nothing to read in one"
+        raise ValueError(say(nothing, who=leak.names[-1]))
     if len(leak.blocks) > MAX_BLOCKS or len(leak.names) > MAX_REQUESTS:
-        raise ValueError(
-            f"{len(leak.blocks)} blocks, {len(leak.names)} requests: this picture has room for "
-            f"{MAX_BLOCKS} and {MAX_REQUESTS}"
-        )
+        room = "{blocks} blocks, {names} requests: this picture has room for {most} and {many}"
+        asked = {"blocks": len(leak.blocks), "names": len(leak.names)}
+        raise ValueError(say(room, **asked, most=MAX_BLOCKS, many=MAX_REQUESTS))
     sheet = Sheet(WIDTH, TOP + LINE * len(leak.names) + 22)
     where = numbered(leak.blocks, "block")
-    sheet.heading("Whose text lies in the blocks that are found?", f"K and V in {where}")
+    in_blocks = say("K and V in {blocks}", blocks=where)
+    sheet.heading(say("Whose text lies in the blocks that are found?"), in_blocks)
     for i in range(len(leak.names)):
         _request(sheet, leak, i)
     return sheet.picture(_caption(leak), zoom=1.0)
@@ -144,11 +145,12 @@ def _request(sheet: Sheet, leak: Leak, i: int) -> None:
     sheet.add(f"rule.{i}", "line", x1=MARGIN, x2=WIDTH - MARGIN, y1=y - 8, y2=y - 8, stroke=RULE)
     chip(sheet, f"user.{i}", MARGIN, y + 10, leak.names[i], look(_user(leak, i)))
     room = RIGHT_PART - 50
-    prompt = cut_to(f"asks: “{leak.prompts[i]}”", room, 13, keep=True)
+    asks = say("asks: “{prompt}”", prompt=leak.prompts[i])
+    prompt = cut_to(asks, room, 13, keep=True)
     sheet.text(f"prompt.{i}", MARGIN + 20, y + 34, prompt, 13)
     ink = {"fill": RED, **BOLD} if is_last and leak.stale else {}
-    got = words(f"gets: “{' '.join(leak.answers[i].split())}…”", 13, room, 2, **ink)
-    got.draw(sheet, f"answer.{i}", MARGIN + 20, y + 41)
+    gets = say("gets: “{answer}…”", answer=" ".join(leak.answers[i].split()))
+    words(gets, 13, room, 2, **ink).draw(sheet, f"answer.{i}", MARGIN + 20, y + 41)
     held = leak.held[-1] if is_last else leak.held[i]
     for number, (block, slots) in enumerate(zip(leak.blocks, held, strict=True)):
         x = RIGHT_PART + number * (4 * SLOT + BETWEEN)
@@ -169,19 +171,21 @@ def _block(
     """A block after a request; for the last one, what it looked for above what it reads."""
     is_last, wide = i == len(leak.names) - 1, 4 * SLOT / len(slots)
     text = "".join(wanted).replace("·", " ").strip()
-    head = f"block {block}" + f", found as “{text}”" * is_last
+    head = "block {block}, found as “{text}”" if is_last else "block {block}"
+    head = say(head, block=block, text=text)
     sheet.text(f"{name}.head", x, y + 14, cut_to(head, 4 * SLOT, 11.5, True, True), 11.5, **BOLD)
     for place, slot in enumerate(slots):
         box = (x + place * wide, y + 22, wide - 3, TALL)
-        tip = f"{leak.names[slot.who]}, position {slot.position}"
+        name_of, at = leak.names[slot.who], slot.position
+        tip = say("{who}, position {position}", who=name_of, position=at)
         sheet.cell(f"{name}.{place}", box, "solid", look(_user(leak, slot.who)), tip)
         sheet.inside(f"{name}.{place}.label", box, cut_to(slot.label, wide - 7, 12), 12)
     told = _whose(leak, slots)
     if is_last:
         begin = leak.blocks.index(block) * len(slots)
-        but = "but " * (block in leak.stale)
-        told = [f"{but}it holds {told[0]}"]
-        told.append(f"and is read as {numbered(range(begin, begin + len(slots)), 'token')}")
+        holds = "but it holds {tokens}" if block in leak.stale else "it holds {tokens}"
+        own = numbered(range(begin, begin + len(slots)), "token")
+        told = [say(holds, tokens=told[0]), say("and is read as {tokens}", tokens=own)]
     if is_last and block in leak.stale:
         sheet.outline(f"{name}.stale", (x, y + 22, 4 * SLOT - 3, TALL), 2, stroke=RED)
     for row, said in enumerate(told):
@@ -194,23 +198,28 @@ def _whose(leak: Leak, slots: tuple[Held, ...]) -> list[str]:
     owners = [slot.who for slot in slots]
     most = max(owners, key=lambda who: (owners.count(who), who))
     positions = [slot.position for slot in slots if slot.who == most]
-    told = [f"{numbered(positions, 'token')} of {leak.names[most]}"]
+    mine = numbered(positions, "token")
+    told = [say("{tokens} of {name}", tokens=mine, name=leak.names[most])]
     others = [leak.names[who] for who in owners if who != most]
     if others:
-        told.append(f"and {len(others)} still of {listed(dict.fromkeys(others))}")
+        names = listed(dict.fromkeys(others))
+        told.append(say("and {count} still of {names}", count=len(others), names=names))
     return told
 
 
 def _caption(leak: Leak) -> str:
     last, first = leak.names[-1], leak.names[_user(leak, len(leak.names) - 1)]
-    whose = f"The prompt of {first} comes again" if first != last else f"The prompt of {last} comes"
+    again = "The prompt of {who} comes again" if first != last else "The prompt of {who} comes"
     there = [slot for slots in leak.held[-1] for slot in slots]
-    begin = f"{whose} and finds {numbered(leak.blocks, 'block')} by the right hashes"
+    comes, blocks = say(again, who=first), numbered(leak.blocks, "block")
+    begin = say("{comes} and finds {blocks} by the right hashes", comes=comes, blocks=blocks)
     others = [slot for slot in there if leak.names[slot.who] != first]
     if not leak.stale:
-        return f"{begin}: all {counted(len(there), 'token')} in them are those of this prompt."
+        right = "{begin}: all {tokens} in them are those of this prompt."
+        return say(right, begin=begin, tokens=counted(len(there), "token"))
     owners = listed(dict.fromkeys(leak.names[slot.who] for slot in others))
-    return (
-        f"{begin}, but in the meantime {owners} has taken them: of the {len(there)} tokens that "
-        f"it reads there, {len(others)} are {owners}'s."
+    taken = (
+        "{begin}, but in the meantime {owners} has taken them: of the {all} tokens that it reads "
+        "there, {count} are {owners}'s."
     )
+    return say(taken, begin=begin, owners=owners, all=len(there), count=len(others))

@@ -9,7 +9,7 @@ from tutorial_engine.viz.parts import BOLD, MARGIN, WIDTH, Sheet
 from tutorial_engine.viz.picture import Picture
 from tutorial_engine.viz.request_look import Look, cut_to, look
 from tutorial_engine.viz.style import INK, QUIET
-from tutorial_engine.viz.words import counted, listed
+from tutorial_engine.viz.words import counted, listed, say
 
 TALL, APART = 26.0, 40.0  # of a token; from branch to branch
 LEFT, FORK = 36.0, 44.0  # where the tree begins; where it parts
@@ -34,14 +34,15 @@ def radix_tree(
     common = num_common(texts)
     longest = max(map(len, texts))
     if not common or longest > MAX_TOKENS or not 2 <= len(texts) <= MAX_TEXTS:
-        raise ValueError(
-            f"{len(texts)} texts with {common} common tokens, {longest} in the longest: this "
-            f"picture has room for 2 to {MAX_TEXTS} texts of 1 to {MAX_TOKENS} tokens"
+        room = (
+            "{texts} texts with {common} common tokens, {longest} in the longest: this picture has "
+            "room for 2 to {most} texts of 1 to {long} tokens"
         )
+        limits = {"most": MAX_TEXTS, "long": MAX_TOKENS}
+        raise ValueError(say(room, texts=len(texts), common=common, longest=longest, **limits))
     sheet = Sheet(WIDTH, 70 + APART * len(texts))
-    sheet.heading(
-        "A radix tree: what is common is there once", f"full blocks of {block_size} below"
-    )
+    below = say("full blocks of {size} below", size=block_size)
+    sheet.heading(say("A radix tree: what is common is there once"), below)
     wide = (WIDTH - MARGIN - LEFT - FORK * _num_forks(texts)) / MAX_TOKENS
     y = _middle(range(len(texts)))
     sheet.text("root", MARGIN, y + 18, "●", 13)
@@ -50,21 +51,22 @@ def radix_tree(
     for i in range(0, in_blocks, block_size):
         box = (LEFT + i * wide, y + TALL + 6, block_size * wide - 5, 16.0)
         sheet.rect(f"block.{i}", box, "none", stroke=QUIET)
-        sheet.inside(f"block.{i}.label", box, f"block {i // block_size}", 10.5, fill=QUIET)
+        label = say("block {number}", number=i // block_size)
+        sheet.inside(f"block.{i}.label", box, label, 10.5, fill=QUIET)
     if common > in_blocks:
-        sheet.note("rest", LEFT + in_blocks * wide, y + TALL + 18, "in no full block")
+        sheet.note("rest", LEFT + in_blocks * wide, y + TALL + 18, say("in no full block"))
     _forks(sheet, texts, range(len(texts)), common, LEFT + common * wide, wide, labels)
     closest = max(_groups(texts, range(len(texts)), common), key=len)
-    told = f"{counted(len(texts), 'text')} have {counted(common, 'common token')}"
+    both = counted(len(texts), "text"), counted(common, "common token")
+    told = say("{texts} have {tokens}", texts=both[0], tokens=both[1])
     if len(closest) > 1:
         common = num_common([texts[i] for i in closest])
-        told = f"{told}, and {listed(NAMES[i] for i in closest)} have {common}"
+        names = listed(NAMES[i] for i in closest)
+        told = say("{told}, and {names} have {common}", told=told, names=names, common=common)
         in_blocks = common // block_size * block_size
-    return sheet.picture(
-        f"{told}: the tree finds {common} of them, and full blocks of {block_size} find "
-        f"{in_blocks}.",
-        zoom=1.0,
-    )
+    caption = "{told}: the tree finds {common} of them, and full blocks of {size} find {found}."
+    told = say(caption, told=told, common=common, size=block_size, found=in_blocks)
+    return sheet.picture(told, zoom=1.0)
 
 
 def _groups(texts: Sequence[Sequence[int]], rows: Sequence[int], begin: int) -> list[list[int]]:

@@ -26,7 +26,7 @@ from tutorial_engine.viz.picture import Picture
 from tutorial_engine.viz.player import Frame
 from tutorial_engine.viz.request_look import cut_to, look
 from tutorial_engine.viz.tokens import token_label
-from tutorial_engine.viz.words import counted
+from tutorial_engine.viz.words import counted, say
 
 NEW_TOKENS = 6  # of each request, before the query that is watched
 MAX_BLOCKS, MAX_SIZE = 8, 8  # rows of the picture, tokens in one
@@ -192,33 +192,36 @@ def softmax_frames(run: RecordedSoftmax) -> list[Frame]:
 def _sheet(run: RecordedSoftmax, read: int) -> Sheet:
     """The picture after so many blocks; of the others it shows the tokens."""
     if len(run.steps) > MAX_BLOCKS or run.block_size > MAX_SIZE:
-        raise ValueError(
-            f"{len(run.steps)} blocks of {run.block_size} tokens: this picture has room for "
-            f"{MAX_BLOCKS} blocks of {MAX_SIZE}"
+        room = (
+            "{blocks} blocks of {size} tokens: this picture has room for {most} blocks of {large}"
         )
+        sizes = {"blocks": len(run.steps), "size": run.block_size}
+        raise ValueError(say(room, **sizes, most=MAX_BLOCKS, large=MAX_SIZE))
     sheet = Sheet(WIDTH, 0)
-    where = f"layer {run.layer}, head {run.head}"
-    sheet.heading("One query reads its blocks one after the other", where)
-    query = f"“{run.labels[-1]}”, position {len(run.labels) - 1}"
+    where = say("layer {layer}, head {head}", layer=run.layer, head=run.head)
+    sheet.heading(say("One query reads its blocks one after the other"), where)
+    query = "query: “{label}”, position {position} · block table: {table}"
     in_table = ", ".join(str(step.block) for step in run.steps)
-    sheet.note("query", MARGIN, 44, f"query: {query} · block table: {in_table}", 12.5)
+    query = say(query, label=run.labels[-1], position=len(run.labels) - 1, table=in_table)
+    sheet.note("query", MARGIN, 44, query, 12.5)
     numbers = [number for step in run.steps for number in step.answer]
     ends = min(*numbers, *run.whole), max(*numbers, *run.whole)
-    acc = f"acc / l: the answer so far, {len(run.whole)} numbers"
+    acc = say("acc / l: the answer so far, {count} numbers", count=len(run.whole))
     heads = {
-        "block": "",
-        "tokens: score q·k / √D": "bar: exp(score − m)",
-        "m": "max score",
-        "correction": "exp(old m − m)",
-        "l": "Σ exp",
-        acc: f"dark: {_short(ends[0])}, bright: {_short(ends[1])}",
-        "still off by": "at most",
+        say("block"): "",
+        say("tokens: score q·k / √D"): say("bar: exp(score − m)"),
+        "m": say("max score"),
+        say("correction"): say("exp(old m − m)"),
+        "l": say("Σ exp"),
+        acc: say("dark: {low}, bright: {high}", low=_short(ends[0]), high=_short(ends[1])),
+        say("still off by"): say("at most"),
     }
     lines = [[_two(words(head, **BOLD), words(at, 11, **FAINT)) for head, at in heads.items()]]
     lines += [_line(run, i, step, ends, i < read) for i, step in enumerate(run.steps)]
     differs = _rounded(_largest(run.returned, run.whole))
-    below = words(f"the attention that the model ran differs by {differs}", 11, **FAINT)
-    whole = words("softmax over all tokens at once", 12.5, **BOLD)
+    ran = say("the attention that the model ran differs by {differs}", differs=differs)
+    below = words(ran, 11, **FAINT)
+    whole = words(say("softmax over all tokens at once"), 12.5, **BOLD)
     blank, strip = words(""), _strip(run.whole, ends).named("whole")
     lines.append([blank, _two(whole, below.named("whole.below")), *[blank] * 3, strip])
     least = (84, TOKENS, 0, 0, 42, ACC, 84)
@@ -233,12 +236,12 @@ def _line(
     run: RecordedSoftmax, i: int, step: SoftmaxStep, ends: tuple[float, float], is_read: bool
 ) -> list[Piece]:
     """One block: its tokens with their scores, the sums after it, and how far it is to the end."""
-    pool = words(f"in block {step.block}", **BOLD).named(f"block.{i}.pool")
+    pool = words(say("in block {block}", block=step.block), **BOLD).named(f"block.{i}.pool")
     tokens = (_token(run, i, offset, is_read) for offset in range(run.block_size))
-    found = [_two(words(f"logical {i}"), pool), row(*tokens, gap=4)]
+    found = [_two(words(say("logical {number}", number=i)), pool), row(*tokens, gap=4)]
     if not is_read:
         return found
-    correction = words("first block", 11, **FAINT)
+    correction = words(say("first block"), 11, **FAINT)
     if step.correction is not None:
         changed = BOLD if step.correction < 1 else {}
         correction = words(f"× {step.correction:.3g}", 13, **changed)
@@ -263,7 +266,8 @@ def _token(run: RecordedSoftmax, i: int, offset: int, is_read: bool) -> Piece:
         if offset >= len(step.scores):
             return sheet.cell(f"token.{at}", box, "reserved")
         score = step.scores[offset]
-        tip = f"position {at}: score {score:.3f}" if is_read else f"position {at}: not read yet"
+        tip = "position {at}: score {score:.3f}" if is_read else "position {at}: not read yet"
+        tip = say(tip, at=at, score=score)
         sheet.cell(f"token.{at}", box, "cached" if is_read else "known", one, tip)
         label = cut_to(run.labels[at], wide - 4, 11.5)
         sheet.inside(f"label.{at}", (x, y, wide, 16), label, 11.5)
@@ -282,7 +286,8 @@ def _strip(numbers: Sequence[float], ends: tuple[float, float]) -> Piece:
         wide = ACC / len(numbers)
         for i, number in enumerate(numbers):
             box, fill = (x + wide * i, y, wide, 28.0), shade(part_of(number, ends))
-            sheet.rect(f"{name}.{i}", box, fill, f"number {i}: {number:.3f}")
+            tip = say("number {i}: {number:.3f}", i=i, number=number)
+            sheet.rect(f"{name}.{i}", box, fill, tip)
         sheet.outline(f"{name}.frame", (x, y, ACC, 28), stroke_width=0.8)
 
     return Piece(ACC, 28, draw)
@@ -291,41 +296,47 @@ def _strip(numbers: Sequence[float], ends: tuple[float, float]) -> Piece:
 def _caption(run: RecordedSoftmax) -> str:
     """How the largest score moved, what that corrected, and how near the end is."""
     risen = [step for step in run.steps if step.correction is not None and step.correction < 1]
-    said = [
-        f"block {step.block} has a larger score ({_short(step.m)}), so the sums before it are "
-        f"multiplied by {step.correction:.3g}"
-        for step in risen
-    ] or ["no later block has a larger score than the first one, so nothing is corrected"]
-    many, blocks = counted(len(run.labels), "token"), counted(len(run.steps), "block")
-    return (
-        f"The query “{run.labels[-1]}” of layer {run.layer}, head {run.head} reads {many} in "
-        f"{blocks}: {'; '.join(said)}. After one block the answer is up to {run.distance(0):.2g} "
-        f"off, after the last one {_rounded(run.distance(-1))}."
+    larger = (
+        "block {block} has a larger score ({m}), so the sums before it are multiplied by "
+        "{correction:.3g}"
     )
+    none = "no later block has a larger score than the first one, so nothing is corrected"
+    did = [say(larger, block=s.block, m=_short(s.m), correction=s.correction) for s in risen]
+    return say(
+        "{who} reads {tokens} in {blocks}: {did}. After one block the answer is up to {first:.2g} "
+        "off, after the last one {last}.",
+        who=_who(run),
+        tokens=counted(len(run.labels), "token"),
+        blocks=counted(len(run.steps), "block"),
+        did="; ".join(did or [say(none)]),
+        first=run.distance(0),
+        last=_rounded(run.distance(-1)),
+    )
+
+
+def _who(run: RecordedSoftmax) -> str:
+    who = "The query “{label}” of layer {layer}, head {head}"
+    return say(who, label=run.labels[-1], layer=run.layer, head=run.head)
 
 
 def _told(run: RecordedSoftmax, read: int) -> str:
     """What the newest block did to the sums."""
-    who = f"The query “{run.labels[-1]}” of layer {run.layer}, head {run.head}"
     if not read:
-        return (
-            f"{who} is to read {counted(len(run.labels), 'token')} in "
-            f"{counted(len(run.steps), 'block')}. It has read none: the sums l and acc are 0."
-        )
+        none = "{who} is to read {tokens} in {blocks}. It has read none: the sums l and acc are 0."
+        many, blocks = counted(len(run.labels), "token"), counted(len(run.steps), "block")
+        return say(none, who=_who(run), tokens=many, blocks=blocks)
     step = run.steps[read - 1]
+    did = "no score in it is larger than {m}, so nothing is corrected"
     if step.correction is None:
-        did = f"its largest score is {_short(step.m)}, and the sums begin with it"
+        did = "its largest score is {m}, and the sums begin with it"
     elif step.correction < 1:
-        did = (
-            f"it has a larger score ({_short(step.m)}), so the sums before it are multiplied by "
-            f"{step.correction:.3g}"
-        )
-    else:
-        did = f"no score in it is larger than {_short(step.m)}, so nothing is corrected"
-    return (
-        f"{who} reads block {step.block}: {did}. The answer so far differs from softmax over all "
-        f"tokens at once by {_rounded(run.distance(read - 1))}."
+        did = "it has a larger score ({m}), so the sums before it are multiplied by {by:.3g}"
+    did, off = say(did, m=_short(step.m), by=step.correction), _rounded(run.distance(read - 1))
+    told = (
+        "{who} reads block {block}: {did}. The answer so far differs from softmax over all tokens "
+        "at once by {off}."
     )
+    return say(told, who=_who(run), block=step.block, did=did, off=off)
 
 
 def _largest(some: Sequence[float], others: Sequence[float]) -> float:

@@ -1,9 +1,11 @@
-"""How captions say things: counts, lists, parts, times, bytes.
+"""How pictures say things: sentences, counts, lists, parts, times, bytes.
 
 Knows numbers and names; knows no picture.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+
+TABLE: Mapping[str, str] = {}  # English template -> the same in another language
 
 POLICIES = {  # name of the scheduler class -> how it is called
     "Scheduler": "one rule",
@@ -13,9 +15,14 @@ POLICIES = {  # name of the scheduler class -> how it is called
 }
 
 
+def say(template: str, /, **fields: object) -> str:
+    """A sentence of a picture, its {fields} filled in; all words of a picture come from here."""
+    return TABLE.get(template, template).format(**fields)
+
+
 def counted(count: int, what: str) -> str:
-    """`0 tokens`, `1 token`, `2 tokens`."""
-    return f"{count} {what}{'' if count == 1 else 's'}"
+    """`0 tokens`, `1 token`, `2 tokens`: two templates, "1 token" and "{count} tokens"."""
+    return say(f"1 {what}") if count == 1 else say(f"{{count}} {what}s", count=count)
 
 
 def tokens(count: int) -> str:
@@ -23,26 +30,26 @@ def tokens(count: int) -> str:
     return counted(count, "token")
 
 
-def listed(names: Iterable[str], link: str = "and") -> str:
+def listed(names: Iterable[str]) -> str:
     """`A`, `A and B`, `A, B and C`."""
     *most, last = list(names)
-    return f"{', '.join(most)} {link} {last}" if most else last
+    return say("{most} and {last}", most=", ".join(most), last=last) if most else last
 
 
 def verb(names: Iterable[str], one: str, many: str) -> str:
     """The names with their verb: `A waits`, `A and B wait`."""
     who = list(names)
-    return f"{listed(who)} {one if len(who) == 1 else many}"
+    return say(f"{{who}} {one if len(who) == 1 else many}", who=listed(who))
 
 
 def numbered(numbers: Iterable[int], what: str) -> str:
     """`cell 4`, `cells 0 and 1`, `cells 0 to 4`, `cells 1, 3 and 6`."""
     found = sorted(numbers)
     if len(found) == 1:
-        return f"{what} {found[0]}"
+        return say(f"{what} {{number}}", number=found[0])
     if len(found) > 2 and found[-1] - found[0] == len(found) - 1:
-        return f"{what}s {found[0]} to {found[-1]}"
-    return f"{what}s {listed(map(str, found))}"
+        return say(f"{what}s {{first}} to {{last}}", first=found[0], last=found[-1])
+    return say(f"{what}s {{numbers}}", numbers=listed(map(str, found)))
 
 
 def signed(number: int) -> str:
@@ -81,4 +88,4 @@ def num_bytes(count: float) -> str:
     for power, unit in ((3, "GiB"), (2, "MiB"), (1, "KiB")):
         if count >= 1024**power:
             return f"{count / 1024**power:.4g} {unit}"
-    return f"{count:.0f} bytes"
+    return say("{count:.0f} bytes", count=count)
