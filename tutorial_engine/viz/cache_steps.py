@@ -197,8 +197,8 @@ class CacheRun:
             if len(waits) == 1:
                 prompts = say("a prompt of {tokens}", tokens=tokens(*waits))
             reserved = (
-                "{start}: {rows} are reserved in each of {layers} layers, {size:.0f} KiB, and no "
-                "slot is used; {prompts} wait."
+                "{start}: each of {layers} layers reserves {rows}, {size:.0f} KiB, and no slot is "
+                "used; still to run: {prompts}."
             )
             return say(reserved, start=start, rows=rows, layers=layers, size=size, prompts=prompts)
         now = self.steps[step - 1]
