@@ -1064,6 +1064,8 @@ EXERCISES |= {
             (type("Two", (Other,), {"answer": lambda _, pairs: [*pairs[0]]}), "without the list"),
             (type("Cat", (Other,), {"answer": lambda _, pairs: torch.cat(*pairs[0])}), "one tuple"),
             (Shared, "make the dict in __init__"),
+            (cache_with(("torch.cat(pair)", "pair[0] + pair[1]")), "`+` adds numbers"),
+            (cache_with(("torch.cat(pair)", "torch.cat((pair, pair))")), "join k to its first"),
             (cache_with(("(k, v), strict", "(k, k), strict")), "v gets the new k; it must get"),
             (cache_with(("(k, v), strict", "(v, v), strict")), "k gets the new v; it must get"),
             (
@@ -1103,6 +1105,7 @@ EXERCISES |= {
                 "asked: K of slot 4 in layer 2; copied: nothing",
             ),
             (transplant_into_a_pair, "memory[layer] is a pair (k, v): write into its tensors"),
+            (lambda memory, donor, layer, slots, _: memory[layer][slots], "is a pair (k, v)"),
         ],
     ),
     "MyStaticCache": Exercise(
@@ -1129,6 +1132,15 @@ EXERCISES |= {
                 static_with("self.k[layer, end - 1], self.v[layer, end - 1] = k[-1], v[-1]"),
                 "layer 0: k of tokens 0 to 2 is wrong",
             ),
+            (
+                static_with("p = batch.positions; self.k[layer, p] += k; self.v[layer, p] += v"),
+                "write with `=`, and not with `+=`",
+            ),
+            (static_with("self.k[layer, batch.position] = k"), "Did you mean 'positions'?"),
+            (
+                static_with("return self.k[layer, : batch.positions]"),
+                "where the text ends",
+            ),
             (NoMemory, "has no attribute 'k'. Make the memory in __init__"),
             (QueryHeads, "A buffer of a layer is [max_len, K/V heads, head_dim]"),
         ],
@@ -1150,6 +1162,8 @@ EXERCISES |= {
                 for f in (lambda ids: torch.tensor([ids]), lambda ids: [torch.tensor(ids)])
                 for said in ("wants lists of ids",)
             ],
+            (lambda m, a, ids, n: m(ids[n:], a), "The model takes a Batch"),
+            (lambda m, a, ids, n: m(Batch([ids[n:]], [n]), a), "Batch.from_sequences makes one"),
             (but("run_new", lambda logits: logits + 1), "other logits"),
             (
                 lambda m, a, ids, n: (RIGHT["run_new"](m, a, ids, n), ids.append(1))[0],
@@ -1192,6 +1206,12 @@ EXERCISES |= {
             (
                 lambda c, new, m: [r * m + c[r] + i for r in c for i in range(new[r])],
                 "Count the rows: `for r in cached` gives numbers of tokens",
+            ),
+            (
+                lambda c, new, m: [
+                    i for r in range(len(c)) for i in range(r * m + c[r], c[r] + new[r])
+                ],
+                "or does a range end too early?",
             ),
             (lambda c, new, m: [7] * sum(new), "got [7, 7, 7, 7]; expected [0, 1, 2, 3]"),
         ],

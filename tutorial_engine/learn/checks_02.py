@@ -235,6 +235,10 @@ def check_cache(make_cache: Callable[[], Any]) -> Verdict:
             return f"The first time, layer {error} has nothing old; ask first whether it has"
         if "cat()" in str(error):
             return "torch.cat takes one tuple with both tensors in it"
+        if "but got tuple" in str(error):
+            return "self.kv[layer] is a pair: join k to its first tensor, and v to its second"
+        if "size of tensor a" in str(error):
+            return "`+` adds numbers; torch.cat joins"
         return "k and v are [tokens, heads, head_dim]: join axis 0." * of_shapes(error)
 
     return judge(
@@ -277,6 +281,14 @@ def check_static_cache(make_cache: Callable[..., Any]) -> Verdict:
                         "into the memory that __init__ made, and return a view of it"
                         f"{CODE}self.k[layer, :end]"
                     )
+        cache, one = make_cache(*cases[0]), torch.ones(1, heads, dim)
+        for _ in "12":
+            [pair] = cache.update(0, one.clone(), one.clone(), Batch.from_sequences([[0]]))
+        if any(bool((x > 1).any()) for x in pair):
+            return (
+                "a slot that is written again holds the sum of old and new: write with `=`, and "
+                "not with `+=`"
+            )
         if any(given.moved_old for given in found):
             return "it writes old k and v again, into the same memory; write only the new ones"
         every = {x.untyped_storage().data_ptr(): x for pair in found for x in pair}
@@ -292,7 +304,12 @@ def check_static_cache(make_cache: Callable[..., Any]) -> Verdict:
 
     def explain(error: Exception) -> str:
         if isinstance(error, AttributeError):
-            return "Make the memory in __init__, as self.k and self.v"
+            return "Make the memory in __init__, as self.k and self.v" * (error.name in ("k", "v"))
+        if "only integer tensors" in str(error):
+            return (
+                "batch.positions are as many as the new tokens; the last one says where the text "
+                f"ends{CODE}int(batch.positions[-1]) + 1"
+            )
         if isinstance(error, IndexError) and "out of bounds" in str(error):
             if "dimension 0" in str(error):
                 return (
@@ -401,7 +418,7 @@ def check_transplant(function: Callable[..., Memory]) -> Verdict:
         return f"asked: {listed(asked)}; copied: {listed(mine or ['nothing'])}{both}"
 
     def explain(error: Exception) -> str:
-        if "'tuple' object does not support item assignment" in str(error):
+        if "tuple" in str(error):
             return f"memory[layer] is a pair (k, v): write into its tensors{CODE}k[slots] = ..."
         both = "k and donor_k are [tokens, heads, head_dim]: take the same slots of both"
         return both * of_shapes(error)
@@ -498,6 +515,8 @@ def check_run_new(function: Callable[..., Tensor]) -> Verdict:
     def explain(error: Exception) -> str:
         if any(word in str(error) for word in ("is empty", "starts at position")):
             return "The new tokens are those from token_ids[num_computed] to the end"
+        if any(word in str(error) for word in ("'input_ids'", "'query_start_loc'")):
+            return "The model takes a Batch, and Batch.from_sequences makes one"
         if "'<' not supported between instances of" in str(error):
             return (
                 "Batch.from_sequences wants one position for each sequence, that of its first "
@@ -568,7 +587,7 @@ SLOT_SLIPS: Slips = slips_of(
     r * max_len + old → old
         row r begins at slot r * max_len
     slots += range(start, start + n) → slots += range(start, start + n); break
-        only row 0 is there; the answer is returned after the loop, not in it
+        only row 0 is there; is the answer returned in the loop, or does a range end too early?
     """,
 )
 

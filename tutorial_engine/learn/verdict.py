@@ -11,6 +11,7 @@ import textwrap
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Any
 
 import torch
@@ -117,11 +118,23 @@ def guarded(
         elif has_gap(function):
             gap = f"not done yet: there is still a `...` in {name}"
             return Verdict(None, f"{gap} (it raised {type(error).__name__}: {error})")
-        elif why := explain(error) if callable(explain) else explain * of_shapes(error):
+        elif why := _explained(error, explain) or _meant(error):
             message = f"{message.rstrip('.')}. {why}"
         elif line := _line_of(error, function):
             message += f" (in the line: {line})"
         return Verdict(False, message)
+
+
+def _explained(error: Exception, explain: Explain) -> str:
+    return explain(error) if callable(explain) else explain * of_shapes(error)
+
+
+def _meant(error: Exception) -> str:
+    """The attribute that a mistyped one is near to: Python says it only of an error not caught."""
+    if not isinstance(error, AttributeError) or not error.name:
+        return ""
+    near = get_close_matches(error.name, dir(error.obj), 1, cutoff=0.75)
+    return f"Did you mean {near[0]!r}?" if near else ""
 
 
 def _line_of(error: Exception, function: object) -> str:

@@ -171,7 +171,7 @@ class MemoryCalculator(Explorer):
                 f"GPU KV cache size: {plan.num_tokens:,} tokens, Maximum concurrency for "
                 f"{plan.context_len:,} tokens per request: {plan.concurrency:.2f}x",
             ),
-            ("", f"a request takes whole blocks of {PAGE} tokens"),
+            ("", f"vLLM gives a request its room in portions of {PAGE} tokens"),
         ]
 
     # -- the picture ------------------------------------------------------------------------------
