@@ -282,7 +282,7 @@ def check_static_cache(make_cache: Callable[..., Any]) -> Verdict:
                         f"{CODE}self.k[layer, :end]"
                     )
         cache, one = make_cache(*cases[0]), torch.ones(1, heads, dim)
-        for _ in "12":
+        for _ in range(2):
             [pair] = cache.update(0, one.clone(), one.clone(), Batch.from_sequences([[0]]))
         if any(bool((x > 1).any()) for x in pair):
             return (
