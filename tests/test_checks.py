@@ -2159,6 +2159,8 @@ EXERCISES |= {
         [
             (lambda t, s, n: RIGHT["slots"](t, s, n - 1), "9 slots for 10 tokens"),
             (lambda t, s, n: [t[p // s] for p in range(n)], "slot 12, not 3"),
+            (lambda t, s, n: [t[p // s] * s + (p & s - 1) for p in range(n)], "slot 7, not 6"),
+            (lambda t, s, n: [t[p / s] * s for p in range(n)], "its index is p // block_size"),
             (lambda t, s, n: [t[p % s] * s + p // s for p in range(n)], "index is p // block_size"),
             (lambda *case: iter(RIGHT["slots"](*case)), "put list(...) around it"),
             (lambda t, *sizes: (RIGHT["slots"](t, *sizes), t.append(0))[0], "only read the req"),
@@ -2272,6 +2274,14 @@ EXERCISES |= {
             ),
             (attention_with("float(scores.max())", "scores"), "one number each: scores.max()"),
             (attention_with("weights.sum()", "weights"), "one number each: scores.max(), p.sum()"),
+            (
+                attention_with("max(largest, float(", "torch.maximum(largest, ("),
+                "m begins as torch.tensor(-torch.inf)",
+            ),
+            (attention_with("(scores - new_largest).exp()", "math.exp(scores)"), "use torch.exp"),
+            (attention_with("weights @", "weights *"), "acc is one vector: p @ v"),
+            (attention_with("exp(largest -", "exp(new_largest -"), "before m gets its new value"),
+            (attention_with("max(largest, float(", "(float("), "those of earlier blocks too"),
             (m_begins_at_0, "m begins at −∞"),
             (scaled_in_place, "wrote to k_pool"),
         ],
@@ -2297,6 +2307,8 @@ EXERCISES |= {
             (lambda c, s, k, d: c.seq_keep(s), "sequence B (another one)"),
             (drops_one_too_late, "that is right, but it kept the tokens [0, 5, 6, 7, 8, 9]"),
             (lambda c, s, k, d: c.seq_ids, "call its seq_rm and its seq_add"),
+            (lambda c, s, k, d: c.seq_rm(s, 0, k), "is a range empty?"),
+            (lambda c, s, k, d: c.seq_add(k + d, -1, -d), "It takes seq_id, p0, p1, delta"),
         ],
     ),
     "rank_mlp": Exercise(

@@ -250,8 +250,7 @@ block_view(on_pages.trace.trace(), step=2, labels=labels, simple=True) if chosen
 #
 # Before a token runs, its position `pos` needs a slot. If the table has no block for it yet, take the first block out of
 # `free_blocks`, and append it to the table. Change both lists in place. Return the slot. If a block is needed and none
-# is free, change nothing and return `None`. (The check also tries tables with
-# blocks ahead.)
+# is free, change nothing and return `None`. (A table may have more blocks than needed.)
 #
 # <details><summary>Hint</summary>In which logical block does <code>pos</code> lie? When does the table have no block for it
 # yet? The slot is that of exercise 2.</details>
@@ -576,7 +575,7 @@ for name, backend in ways.items():  # measured here
 # **Objective:** give each token a place of its own.
 #
 # What if a block has room for one token only? Then no slot stays empty at the end of a block. llama.cpp always works
-# like this. A **cell** is a slot for one token, in all layers. With `--kv-unified` all sequences share one table of
+# like this. A **cell** is a slot for one token, in all layers. With its option `--kv-unified` all sequences share one table of
 # cells, as here. Each cell notes three things: the *position* of its token, its *owners* (the sequences that it
 # belongs to), and a *shift*, which section 8 explains.
 
@@ -829,10 +828,9 @@ layouts_picture(layouts(few_numbers), layer=1, token=1, num_tokens=5)  # the las
 
 # %% [markdown]
 # A forward reads K and V of one layer at a time. By token, every token is a piece of its own: 1000 tokens are 1000
-# pieces. By layer they stay 2, if they are neighbours; in scattered blocks of 16, up to 126, each of up to 16 tokens.
-# With heads first there are twice as many here. In scattered cells there are 2000 by layer, more than by token. But
-# where tokens are neighbours, by layer their keys are one long piece, and by token they never are. This is why vLLM,
-# SGLang and llama.cpp keep the data by layer by default.
+# pieces. By layer, 1000 neighbours are 2 long pieces. In scattered blocks of 16 they are up to 126 pieces, and in
+# scattered cells 2000, more than by token. With heads first there are twice as many here. So by layer neighbours
+# make long pieces, and by token they never do. This is why vLLM, SGLang and llama.cpp keep the data by layer by default.
 
 # %% [markdown]
 # (In vLLM 0.32 on a GPU, K and V of a token lie side by side inside a layer's block.) Our pages and cells are as in the second row, our rows as in the third.

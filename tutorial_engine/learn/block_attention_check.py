@@ -77,10 +77,21 @@ BLOCK_SLIPS: Slips = {
         `** 1/2` is `** 1`, and then / 2, so the score is divided by D / 2: write ** 0.5
     n = min(block_size, kv_len - start) → n = kv_len % block_size or block_size
         kv_len % block_size slots count in the last block only; the blocks before it are whole
+    n = min(block_size, kv_len - start) → n = min(block_size, kv_len)
+        kv_len counts the tokens of all blocks: of block i the first kv_len - i * block_size count
+    k_pool.shape[1] → k_pool.shape[0]
+        k_pool is [blocks, block_size, D]: the block size is shape[1], not shape[0]
     total * correction + → total +
     out * correction + → out +
-        when a larger score comes, what was summed up before must be corrected: both sums are
-        multiplied by exp(old m − new m)
+        when a larger score comes, both sums must be multiplied by exp(old m − new m);
+        compute this factor before m gets its new value: after that it is exp(0) = 1
+    max(largest, float(scores.max())) → float(scores.max())
+    total * correction + → total +
+    out * correction + → out +
+        the weights of each block are made with its own largest score: m is the largest so far, and
+        when it grows, both sums are multiplied by exp(old m − new m)
+    (scores - new_largest).exp() → scores.exp()
+        the weights are exp(scores − new m), not exp(scores)
     total * correction + → total +
         the sum of the weights must be corrected too, by exp(old m − new m)
     out * correction + → out +
@@ -232,10 +243,17 @@ def _why_it_raised(error: Exception) -> str:
             "If kv_len is a whole number of blocks, one block too many is read: "
             "-(-kv_len // block_size) rounds up"
         )
-    shapes = "q is [D], k_pool and v_pool are [blocks, block_size, D]: one query of one head."
-    if "must match" in str(error) or "Boolean value" in str(error):
-        shapes += " m and l are one number each: scores.max(), p.sum()"
-    return shapes * of_shapes(error)
+    if "must be Tensor" in str(error):
+        return (
+            "torch.maximum and torch.exp take tensors: m begins as torch.tensor(-torch.inf), and "
+            "scores.max() without dim is one"
+        )
+    if "Python scalars" in str(error):
+        return "math.exp and float take one number: use torch.exp for the scores"
+    return of_shapes(error) * (
+        "q is [D], k_pool and v_pool are [blocks, block_size, D]: one query of one head. m and l "
+        "are one number each: scores.max(), p.sum(). acc is one vector: p @ v"
+    )
 
 
 def _differs(got: Tensor, want: Tensor, *_: object) -> str:
@@ -264,7 +282,10 @@ def _not_in_place(function: Attention, cases: Sequence[Case]) -> str:
                 "tokens before you compute with it"
             )
     for case in cases:
-        above = "large scores exp() overflows; subtract the largest score so far before exp()"
+        above = (
+            "large scores exp() overflows; before exp() subtract the largest of all scores so far, "
+            "those of earlier blocks too"
+        )
         below = (
             "scores far below 0 it is not right; m begins at −∞, and the new m is the largest "
             "of all scores so far, those of earlier blocks too"
