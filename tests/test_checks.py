@@ -70,7 +70,7 @@ from tutorial_engine.learn.judge import CODE, rewritten, slips_of, wrong_answers
 from tutorial_engine.learn.own import PARTS, LayerWeights, rms_norm
 from tutorial_engine.learn.own_cache import MyCache, MyStaticCache, transplant
 from tutorial_engine.learn.own_memory import PARTS_04, PARTS_05
-from tutorial_engine.learn.own_scheduler import PARTS_03, ShortestFirst
+from tutorial_engine.learn.own_scheduler import PARTS_03, ShortestFirst, waiting_first
 from tutorial_engine.learn.verdict import Verdict
 from tutorial_engine.model import load_model
 from tutorial_engine.model.attention import causal_mask, naive_attention
@@ -1436,6 +1436,8 @@ EXERCISES |= {
             (overdraws, "take from the budget what the request runs, not what it has left"),
             (plan_by_index, "at most 4: raised IndexError: list index out of range; there may be"),
             (plan_of_running, "at most 4: raised IndexError"),
+            (waiting_first, "those who run already come first"),
+            (lambda r, w, budget, most: plan([], [*w, *r], budget, most), "keep their places"),
         ],
     ),
     "slots_for": Exercise(
@@ -1466,6 +1468,7 @@ EXERCISES |= {
         [
             (lambda arrival, times: (times[-1] - arrival, 1.0), "first token: 0.262 s"),
             (metrics(lambda pair: (pair[0], 1.0)), "next: 0.0640 s"),
+            (lambda arrival, times: (times[0] - arrival, times[20]), "0 to n − 1, and n − 1 gaps"),
         ],
     ),
     "largest_budget": Exercise(  # a long prompt beside somebody who decodes, on a step's price

@@ -639,6 +639,20 @@ def test_a_rule_of_ones_own_that_fails_is_shown_up_to_there(
     assert five.num_steps == (step or before)
 
 
+def test_a_rule_that_gives_tokens_only_to_who_has_no_place_is_told_so(
+    five: SchedulerExplorer,
+) -> None:
+    def plan_step(running: Any, waiting: Any, budget: int, max_num_seqs: int) -> dict[str, int]:
+        return right([], [*waiting, *running], budget, max_num_seqs)
+
+    assert five.mine.__self__.use(plan_step, check_plan).verdict.ok is False  # type: ignore[union-attr]
+    turn(five, policy=MINE)
+    assert five.note.endswith(
+        "It stops before step 2: your plan_step gave {'C': 3, 'D': 5}, but all places are taken, "
+        "by A and B, who get nothing"
+    )
+
+
 @pytest.mark.parametrize("policy", list(CLASSES))
 def test_the_table_has_the_numbers_that_the_rule_goes_by(
     scheduler: SchedulerExplorer, policy: str

@@ -96,7 +96,7 @@ for name, policy in (("static batching", StaticBatching), ("continuous batching"
 places(two, "24 requests, four places: who has each place in each step")
 
 # %% [markdown]
-# **About half of the places are empty against almost none.** In these 48 steps static batching finishes 8 requests,
+# **About half of the places are empty, against none.** In these 48 steps static batching finishes 8 requests,
 # and continuous batching 16. A forward reads all weights of the model, whoever is in it. So on a large GPU an empty
 # place costs nearly as much as a full one. (A fuller forward lasts a little longer. Section 6 counts time.)
 #
@@ -260,8 +260,7 @@ explorer
 # budget back. Now let those who wait go before those who run. Who stalls? In the end put your rule right.
 #
 # <details><summary>Answer</summary>Without the budget, step 0 runs 17 tokens where 8 are allowed (10, if your
-# loop stops when no budget is left). With those who wait in
-# front, C stalls in step 8, and D in step 10. (All of them in one list, cut at two: A and B lose their places.)</details>
+# loop stops when no budget is left). With those who wait in front, C stalls in step 8, and D in step 10.</details>
 #
 # Set *show* to “the steps, the cache and all tokens”: the hatched slots of a row are reserved and empty.
 
@@ -356,8 +355,9 @@ print(in_vllm())
 #
 # <details><summary>What differs in vLLM</summary>Both loops stand in one long <code>schedule</code>.
 # <code>num_computed_tokens</code> moves on before the forward, in <code>_update_after_schedule</code>; ours moves on
-# after it. The second loop skips requests that cannot go yet, so others overtake them. With priorities the request with the lowest priority is preempted. A step in which somebody was
-# preempted admits nobody, even if it is then empty.</details>
+# after it. A request that is alone has no cap. The second loop skips requests that cannot go yet, so others overtake
+# them. With priorities the request with the lowest priority is preempted. A step in which somebody was preempted admits
+# nobody, even if it is then empty.</details>
 
 # %% [markdown]
 # ## 6 · What a user feels
@@ -514,7 +514,7 @@ places(shared) if chosen else None
 # Under static batching the first batch lasts as long as B, and about half of its places are wasted. The second lasts
 # as long as F. Nobody waits for its idle places, so they do not count here.
 #
-# Now the times. Half of the requests are at or below *p50*, and 19 of 20 are at or below *p95*.
+# Now the times. At least half of the requests are at or below *p50*, and at least 19 of 20 at or below *p95*.
 
 # %% jupyter={"source_hidden": true}
 from tutorial_engine.engine import percentile
@@ -787,8 +787,10 @@ for b in (4, 16, 64, 128):
 # step reads all weights for almost no work. (If reading and computing overlap, the gap is not even shorter.) A prompt of 8,000 tokens makes the choice real:
 
 # %%
+import math
+
 for b in (8001, 2048, 512):  # one token of each step is A's
-    num_steps = -(-8000 // (b - 1))
+    num_steps = math.ceil(8000 / (b - 1))
     ttft = 10 * num_steps + 0.05 * (8000 + num_steps)
     print(
         f"budget {b:5,}: longest gap of A {10 + 0.05 * b:4.0f} ms, TTFT of the prompt {ttft:4.0f} ms"
@@ -1011,13 +1013,13 @@ three = ["first come, first served", "shortest first", "fair"]
 tell(*three)
 
 # %% [markdown]
-# With a patience of 0.1 s only the second promise is kept. Requests come faster (one every 40 ms) than they are
-# served (70 ms each). So soon nearly everybody has waited for 0.1 s, and they are served in the order of arrival.
+# With a patience of 0.1 s only the second promise is kept. A short one comes every 40 ms, and takes 70 ms. So soon
+# nearly everybody has waited for 0.1 s, and they are served in the order of arrival.
 #
 # First come, first served lets no short one go before L, and shortest first lets all twelve. Each short one before L
 # makes the mean smaller by one fixed amount, and the TTFT of L larger by another. (Divide the differences in the table
-# by 12.) Start at 351 and 126. How many short ones until the mean is at most 300? How many may overtake L before the TTFT of L
-# is over 600?
+# by 12.) The mean starts at 351, the TTFT of L at 126. How many short ones until the mean is at most 300? How many may
+# overtake L before its TTFT is over 600?
 
 # %%
 predictions.ask(

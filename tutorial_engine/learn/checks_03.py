@@ -11,7 +11,7 @@ from tutorial_engine.engine.request import Request
 from tutorial_engine.engine.scheduler import Scheduler
 from tutorial_engine.learn.dry_runs import Job, dry_run, steps
 from tutorial_engine.learn.judge import Slips, alike, judge, slips_of
-from tutorial_engine.learn.own_scheduler import Fair, ShortestFirst, Work, waiting_first
+from tutorial_engine.learn.own_scheduler import Fair, ShortestFirst, Work
 from tutorial_engine.learn.own_scheduler import num_tokens_to_run as right_share
 from tutorial_engine.learn.own_scheduler import plan_step as right_plan
 from tutorial_engine.learn.own_scheduler import ttft_and_tpot as right_metrics
@@ -56,6 +56,8 @@ SHARE_SLIPS: Slips = {
     "no special case for those that have begun, and never more than the budget has left": (
         lambda n, done, left: 1 if done else min(n, left)
     ),
+    "never more than the budget has left; and a prompt that is cut into chunks has more than 1 "
+    "token left": lambda n, done, left: 1 if done else n,
 }
 
 
@@ -95,7 +97,6 @@ def _one_each(work: Work) -> Work:
 
 
 PLAN_SLIPS: Slips = {
-    "those who run already come first": waiting_first,
     "a request that runs already may have more than 1 token left: run them": (
         lambda running, *case: right_plan(_one_each(running), *case)
     ),
@@ -166,6 +167,9 @@ def _why_no_plan(
         return f"{sum(shares.values())} tokens are over the budget of {budget}"
     if len(shares.keys() | dict(running).keys()) > most:
         return "more would run than may; those who run already count"
+    starved = any(shares.get(name, 0) < n for name, n in running)
+    if starved and any(shares.get(name) for name, _ in waiting):
+        return "those who run already come first, and keep their places"
     if sum(shares.values()) < sum(want.values()):
         return "there was budget left, and somebody who may run still has tokens to run"
     return f"expected {dict(want)}"
@@ -237,6 +241,10 @@ def check_metrics(function: Callable[[float, Sequence[float]], object]) -> Verdi
         read=read,
         where=lambda got, arrival, times: f"{len(times)} tokens, arrival {arrival}: got {got}",
         otherwise=otherwise,
+        explain=lambda error: (
+            "n tokens have the indices 0 to n − 1, and n − 1 gaps; there may be only two tokens"
+            * isinstance(error, IndexError)
+        ),
     )
 
 

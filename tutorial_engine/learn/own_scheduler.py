@@ -111,7 +111,14 @@ class OwnScheduler(Scheduler):
         is_package = self.parts.is_package("plan_step") or not self.can_chunk
         budget = self.config.max_num_batched_tokens
         self._shares = None if is_package else self._ask_plan(budget)
-        return super().schedule()
+        scheduled = super().schedule()
+        if self._shares and not scheduled and not self.is_checked:
+            held = " and ".join(request.request_id for request in self.running)
+            with self.parts.blamed("plan_step"):
+                raise CannotBe(
+                    f"gave {self._shares}, but all places are taken, by {held}, who get nothing"
+                )
+        return scheduled
 
     def schedule_running(self, plan: StepPlan) -> None:
         """With the part `slots_for` as the inner loop."""

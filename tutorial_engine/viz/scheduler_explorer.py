@@ -55,6 +55,7 @@ class SchedulerExplorer(Explorer):
 
     title = "Scheduler explorer"
     stands = "same"  # so that policies are compared at the same step
+    zoom = 1.3
 
     def __init__(
         self,
