@@ -2489,6 +2489,10 @@ def answer_of(name: str, function: Function) -> Any:
     return function
 
 
+def empty(*_: object) -> None:
+    pass
+
+
 @every_exercise
 def test_untouched_exercise_is_open_and_a_forgotten_return_is_wrong(name: str) -> None:
     def verdict(function: Function) -> Verdict:
@@ -2497,7 +2501,8 @@ def test_untouched_exercise_is_open_and_a_forgotten_return_is_wrong(name: str) -
     for function in (untouched, lambda *_: None, lambda *_: ...):
         told = verdict(function)
         assert told.ok is None and repr(told).startswith("☐ not done yet: the body of ")
-        assert told.message.endswith(" is still `...`" if function is untouched else " still empty")
+    told = verdict(empty)
+    assert told.ok is None and told.message.endswith(" is still empty")
     told = verdict(with_a_gap)
     assert told.ok is None and "not done yet: there is still a `...` in " in told.message
     if name not in RETURNS_NOTHING:
