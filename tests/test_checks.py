@@ -1557,6 +1557,14 @@ def free_one_to_the_front(table: list[int], *rest: Any) -> None:
         rest[1].sort()
 
 
+def free_what_others_hold(
+    table: list[int], ref_cnt: dict[int, int], free_queue: list[int], hashes: dict[int, Any]
+) -> None:
+    for block in reversed(table):
+        ref_cnt[block] -= 1
+        free_queue.insert(0 if hashes[block] is None else len(free_queue), block)
+
+
 def free_and_forget(table: list[int], *rest: Any) -> None:
     RIGHT["free"](table, *rest)
     rest[-1].update(dict.fromkeys(rest[-1]))
@@ -1699,6 +1707,10 @@ def find_by_begins(
         found.append(cached[last])
         begin += size if to_the_end else 0
     return found
+
+
+def find_without_hash_of(tokens: list[int], size: int, _: Function, cached: Cached) -> list[int]:
+    return [cached[hash(tuple(tokens[:end]))] for end in range(size, len(tokens), size)]  # type: ignore[index]
 
 
 def find_by_number(tokens: list[int], size: int, hash_of: Function, cached: Cached) -> list[int]:
@@ -2201,6 +2213,7 @@ EXERCISES |= {
             (partial(free_one_group, False), "nobody holds [3, 2, 1, 0] now, and the queue lacks"),
             (free_up_to_a_shared_block, "count down for [0, 1], too: a request gives its whole"),
             (free_what_it_holds_alone, "count down for [0, 1], too: a request gives its whole"),
+            (free_what_others_hold, "another request still holds [0, 1]: only a block"),
             (free_and_forget, "free changes no hash"),
             (free_one_to_the_front, "the table [3] was given back (none without a hash), and the"),
             (free_one_to_the_front, "the queue is [3, 5, 6, 7], the package's [5, 6, 7, 3]"),
@@ -2222,6 +2235,12 @@ EXERCISES |= {
             (take_by_block, "the keys of `cached` are hashes, not blocks"),
             (take_cached_only, "KeyError: None; block 5 has no hash"),
             (
+                lambda queue, hashes, cached: (
+                    None if hashes[queue[0]] is None else RIGHT["take"](queue, hashes, cached)
+                ),
+                "it returns None: return the block here, too",
+            ),
+            (
                 take_and_keep_hashes_of_many,
                 "tokens came, and what can be found is {",
             ),
@@ -2238,10 +2257,10 @@ EXERCISES |= {
                 "hash_of(parent, tokens) is given the tokens first",
             ),
             (partial(find_or, None), "returns None at a miss: return what was found so far"),
-            (partial(find_or, []), "at a miss it returns []: return what was found so far"),
+            (find_without_hash_of, "the keys of `cached` come from `hash_of`"),
             (lambda t, n, hash_of, _: [hash_of(t[:n])], "is given the tokens first"),
             (lambda t, n, hash_of, _: [hash_of(None, t[0])], "got 11 as the tokens; in hash_of("),
-            (lambda *_: [], "expected [5, 0, 3]"),
+            (lambda *_: [2], "expected [5, 0, 3]"),
             (find_by_number, "hash_of got 5 as the parent"),
             (find_and_remove, "find only looks"),
             (partial(find_by_begins, True), "no token is left to run"),
@@ -2505,6 +2524,10 @@ def answer_of(name: str, function: Function) -> Any:
     return function
 
 
+def empty(*_: object) -> None:
+    pass
+
+
 @every_exercise
 def test_untouched_exercise_is_open_and_a_forgotten_return_is_wrong(name: str) -> None:
     def verdict(function: Function) -> Verdict:
@@ -2513,6 +2536,8 @@ def test_untouched_exercise_is_open_and_a_forgotten_return_is_wrong(name: str) -
     for function in (untouched, lambda *_: None, lambda *_: ...):
         told = verdict(function)
         assert told.ok is None and repr(told).startswith("☐ not done yet: the body of ")
+    told = verdict(empty)
+    assert told.ok is None and told.message.endswith(" is still empty")
     told = verdict(with_a_gap)
     assert told.ok is None and "not done yet: there is still a `...` in " in told.message
     if name not in RETURNS_NOTHING:

@@ -124,8 +124,8 @@ block_view(sharing_two.trace.trace(), step=1, labels=labels) if chosen else None
 
 # %% [markdown]
 # In the picture, `ref` (in the code: `ref_cnt`) is the number of tables that hold a block. Below a block stand the first
-# characters of its hash, and after the arrow those of the block before it. Every chain begins at the `root`. Only full
-# blocks have a hash, so the rest of the common beginning is computed twice.
+# characters of its hash, and after the arrow those of the block before it. The first block has `root` there.
+# Only full blocks have a hash, so the rest of the common beginning is computed twice.
 #
 # At least one token must run, because without a forward there are no logits to choose the next token from. So if all
 # three blocks of a prompt of 12 tokens are cached, only two of them are hits.
@@ -177,9 +177,9 @@ print("tokens found in the prefix cache:", found_by(run))
 # %% [markdown]
 # If two different texts had the same hash, one user would read another user's K and V. The package uses
 # SHA-256, a well-known hash function, which makes this practically impossible. But a short TTFT tells a user that
-# somebody has sent this text before. A **salt** prevents this: the first hash of a chain begins with a text of your choice. Then only requests with the same salt
-# share blocks, for example those of one user. In vLLM each request brings its own. Here
-# `engine.memory.blocks.use_salt("user 1")` sets one for all chains of hashes that begin from then on. So change it only
+# somebody has sent this text before. A **salt** prevents this: a text of your choice goes into the hash of the first
+# block. Then only requests with the same salt share blocks, for example those of one user. In vLLM each request brings
+# its own. Here `engine.memory.blocks.use_salt("user 1")` sets one for all requests that are admitted from then on. So change it only
 # when no request waits or runs.
 
 # %% [markdown]
@@ -273,7 +273,7 @@ block_view(pool_of_7.trace.trace(), step=1, labels=labels)
 # ### Exercise 2: a request ends and gives its blocks back (10 minutes)
 #
 # `free` changes `ref_cnt` and `free_queue` in place, and only reads `hashes`. A block that another request still holds
-# stays out of the queue. Blocks without a hash go to the front, the others to the end. In both parts the last block of the
+# stays out of the queue. Blocks without a hash go to the front, the others to the end. In both groups the last block of the
 # table comes first. (After a step that failed, several blocks of a request have no hash.)
 #
 # For example, `table` is `[0, 1, 2, 3, 4]`, blocks 3 and 4 have no hash, and another request holds 0, too. Then
@@ -330,8 +330,8 @@ leak_picture(story) if chosen else None
 # The hashes of user 1's beginning led to blocks 0 and 1. At first, these blocks did hold user 1's text. But
 # user 2 had taken both in the meantime, and *nobody forgot their old hashes*. So the model read K and V of " yellow",
 # " coat" and others as those of user 1's first words. The three keys in block 0 are still rotated for the positions 32
-# to 34 (RoPE, notebook 01), and not for 0 to 2; those in block 1 for 28 to 31, and not for 4 to 7. Still the text is
-# fluent, and no error was raised. This is a *stale* read: what is read is old, and no longer valid.
+# to 34 (RoPE, notebook 01), and not for 0 to 2; those in block 1 for 28 to 31, and not for 4 to 7. But the text
+# reads well, and no error was raised. This is a *stale* read: what is read is old, and no longer valid.
 
 # %% [markdown]
 # ### Exercise 3: hand out a free block (5 minutes)
@@ -428,8 +428,8 @@ if predictions.reveal("zoo", {0: "none of them", 2: "two", 5: "all five"}[wrong_
 # **Objective:** find out why a prefix is not found. Users of every engine ask this.
 #
 # The *hit rate* is the share of prompt tokens that were hits in the prefix cache. Below are five real runs
-# of our engine, with three requests each. A and C begin with the same text, or so their user thinks, and still
-# the hit rate is 0 %. (In run 3, prompts run in chunks, and take their blocks chunk by chunk.) Here are six explanations. One of them is never the cause here, nor in vLLM:
+# of our engine, with three requests each. A and C seem to begin with the same text, but the hit rate
+# is 0 %. (In run 3, prompts run in chunks, and take their blocks chunk by chunk.) Here are six explanations. One of them is never the cause here, nor in vLLM:
 
 # %% jupyter={"source_hidden": true}
 from tutorial_engine.lab import BEGINS, EVICTED, NOT_YET, RUNNING, SALT, SHORT, cases
@@ -518,7 +518,8 @@ lost = when_full(scarce.trace.trace())
 again = [one.num_tokens - one.num_found for one in lost]
 chosen = predictions.reveal("preempt", {0: "none"}.get(again[1], str(again[1])))
 for one, number in zip(lost, again, strict=True) if chosen else ():
-    print(f"{one.request_id} had {one.num_tokens}, finds {one.num_found}, runs {number} again")
+    print(f"{one.request_id} had {one.num_tokens}, finds {one.num_found}, ", end="")
+    print(f"runs {number} again; with its newest token: {number + 1}")
 if chosen:
     print("same tokens as with plenty of memory:", got_16 == right_16)
 timeline(scarce.trace.trace()) if chosen else None
@@ -526,7 +527,7 @@ timeline(scarce.trace.trace()) if chosen else None
 # %% [markdown]
 # The *victim*, the preempted request, loses its blocks and keeps its tokens, the new ones included. It waits at the front of the waiting requests. When it
 # is admitted again, it runs all its tokens like one long prompt. This is *preemption by recompute*. In the picture,
-# *recompute* counts the tokens that run when a request comes back: those that it has lost, and its newest one.
+# *recompute* counts the lost tokens that run again and the newest one.
 #
 # C comes back after six steps. In the meantime A and B took its blocks. B comes back after one step.
 # Nobody has taken its full blocks, so they are hits.
@@ -729,7 +730,7 @@ for name, group in (groups | {"all": paths}).items():
     print(f"{name:44}{sum(rows[path].ok for path in group):2} of {len(group):2} paths ✔")
 
 # %% [markdown]
-# The same tokens are not yet the same decisions. Two runs of vLLM 0.32 were recorded in which memory is too small. Now
+# Do the parts also decide what vLLM decides? Two runs of vLLM 0.32 were recorded in which memory is too small. Now
 # `server` serves the same requests with your parts. A step has vLLM's *plan* if it runs as many tokens of each request,
 # finds as many (for requests that come for the first time) and preempts the same ones. The step counts as vLLM's if the
 # blocks correspond, too. (If vLLM's block 5 is our block 0 once, it must be so in every step.)
@@ -742,8 +743,8 @@ from tutorial_engine.learn import others_beside_vllm
 print(others_beside_vllm(model, tokenizer, lesson=5))
 
 # %% [markdown]
-# All tokens are right. Tail first, even the plan is always the same, and only other blocks are taken. Head first,
-# some steps have another plan. After one wrong block, the blocks rarely fit again.
+# All tokens are right. With the last block first, the plan is always vLLM's, and only other blocks are taken. With
+# the first block first, some steps have another plan, too. After one wrong block, the blocks rarely correspond again.
 #
 # In the second run, no block is free at the end of step 40. Three requests run. These are their blocks, in the order of admission.
 # (They are vLLM's numbers minus 1: a request of vLLM never gets its block 0.)

@@ -69,8 +69,6 @@ FREE_SLIPS: Slips = slips_of(
     == 0] → < 0]
         neither ref_cnt nor free_queue has changed; change them in place: count down in ref_cnt, and
         put the blocks into free_queue
-    if ref_cnt[block] == 0] → ]
-        a block that is in another's table still (ref_cnt 2) is not free
     ref_cnt[block] -= 1 → pass
     == 0] → == 1]
         nobody holds a block that is free: count down in ref_cnt to 0
@@ -107,6 +105,9 @@ def _why_freed(got: list[Any], want: list[Any], table: list[int], ref_cnt: dict[
             f"count down for {left}, too: a request gives its whole table back, also a block that "
             "another holds, and the blocks after it"
         )
+    held = [block for block, n in zip(table, counts, strict=True) if n and block in queue]
+    if held:
+        return f"another request still holds {held}: only a block whose count is 0 is free"
     lacking = [block for block in want[0] if block not in queue]
     if lacking and counts == want[1]:
         told = f"nobody holds {lacking} now, and the queue lacks them"
@@ -201,7 +202,8 @@ def check_take(take: Part) -> Verdict:
 
     def then() -> str:
         try:
-            take([5], {5: None}, {})
+            if take([5], {5: None}, {}) is None:
+                return "block 5 has no hash, and it returns None: return the block here, too"
         except KeyError as error:
             return f"KeyError: {error}; block 5 has no hash, nothing to forget"
         return _first_difference(right_free, take)

@@ -64,6 +64,8 @@ GIVE_WAY_SLIPS: Slips = slips_of(
     """
     running[-1] → running[0]
         the last of running gives way, not the first
+    (slots := allocate(request)) is → slots := allocate(request) is
+        without brackets around `slots := allocate(request)`, `slots` is True or False
     while (slots → if (slots
     return slots → return slots or allocate(request)
         one victim may not be enough: repeat until there is room

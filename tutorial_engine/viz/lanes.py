@@ -272,7 +272,7 @@ def _sample(scene: Sheet, kind: str, number: str, name: str, box: Box) -> None:
         _box(scene, name, kind, box, GREY, number)
 
 
-def ruler(scene: Sheet, run: Rows, axis: Axis, y: float) -> None:
+def ruler(scene: Sheet, run: Rows, axis: Axis, y: float, prefix: str = "") -> None:
     """The steps' numbers below the lanes, as many as fit."""
     right, last = -9.0, run.steps[-1].number
     room = (axis.right - axis.left) / len(run.steps)
@@ -282,9 +282,9 @@ def ruler(scene: Sheet, run: Rows, axis: Axis, y: float) -> None:
         half = text_width(words, TEXT) / 2 + 2.5
         wanted = axis.by == "time" or step.number % each == 0
         if wanted and middle - half >= right:
-            scene.note(f"step.{step.number}", middle, y + 14, words, TEXT, **CENTRE)
+            scene.note(f"{prefix}step.{step.number}", middle, y + 14, words, TEXT, **CENTRE)
             right = middle + half
-    scene.note("step", axis.left - 8, y + 14, "step", TEXT, **RIGHT)
+    scene.note(f"{prefix}step", axis.left - 8, y + 14, "step", TEXT, **RIGHT)
 
 
 def time_marks(scene: Sheet, axis: Axis, y: float, top: float) -> None:

@@ -78,7 +78,7 @@ def timelines(
     style = LaneStyle.of(list(zip(every, axes, strict=True)), min(talls))
     scene = Sheet(WIDE, 0)
     top = y = _head(scene, title, every, "time", limits(every[0], policy=False), style) + 20
-    scene.height = top + sum(36 + t * len(run.lives) for t, run in zip(talls, every, strict=True))
+    scene.height = top + sum(54 + t * len(run.lives) for t, run in zip(talls, every, strict=True))
     time_marks(scene, axes[0], scene.height - 8, top + 2)
     for i, ((name, run), axis, tall) in enumerate(zip(runs.items(), axes, talls, strict=True)):
         shown = cut_to(name, 420, 13, True, keep=True)
@@ -88,10 +88,12 @@ def timelines(
         scene.text(f"{i}.title", 10, y + 13, shown, 13, **BOLD)
         scene.text(f"{i}.reached", at, y + 13, told, 12)
         x, first = axis.at(run.end), y + 20
-        y = first + tall * len(run.lives) + 16
-        ends: Style = {"x1": x, "x2": x, "y1": first - 3, "y2": y - 13}
+        bottom = first + tall * len(run.lives)
+        y = bottom + 34
+        ends: Style = {"x1": x, "x2": x, "y1": first - 3, "y2": bottom + 3}
         scene.add(f"{i}.end", "line", stroke=QUIET, stroke_width=1.2, **ends)
         draw_lanes(scene, run, axis, first, tall, style, f"{i}.")
+        ruler(scene, run, axis, bottom, f"{i}.")
     scene.height += 14
     return scene.picture(_comparison(runs), zoom=1.1)  # four panels would weigh too much
 
