@@ -311,7 +311,7 @@ def test_draws_are_those_of_the_engines_sampler(sampling: SamplingExplorer) -> N
     want = [sampler.sample(sampling.logits).token_id for _ in range(20)]
     sampling.buttons["draw"].click()
     assert sampling.draws(4) == want
-    assert words(sampling, "head2") == ["20 draws, seed 7"]
+    assert words(sampling, "draws") == ["20 draws, seed 7"]
     for i, token in enumerate(sampling.shown_ids):
         count = want.count(token)
         assert words(sampling, rf"drawn{i}\.n") == ([str(count)] if count else [])
