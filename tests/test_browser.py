@@ -383,7 +383,7 @@ def test_filters_are_moved_by_keyboard_and_tokens_drawn(ran: Callable[[str], Pag
     caption, temperature = view.locator(".te-caption"), view.get_by_role("slider").first
     temperature.focus()
     temperature.press("Home")
-    expect(view.locator('[id="stage1.name"]')).to_have_text("temperature 0: greedy")
+    expect(view.locator('[id="stage1.0.0"]')).to_have_text("temperature 0: greedy")
     press(view, "clear")
     expect(caption).to_contain_text("nothing is drawn")
     press(view, "draw 10")

@@ -6,7 +6,7 @@ Beside what a head looks at stands what the model predicts, so that the two can 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import ipywidgets as widgets
 import torch
@@ -17,7 +17,8 @@ from tutorial_engine.model.attention import AttentionBackend, NaiveAttention
 from tutorial_engine.model.batch import Batch
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 from tutorial_engine.viz.explorer import Explorer, button, number, text
-from tutorial_engine.viz.parts import BOLD, FAINT, RIGHT, Sheet, shade
+from tutorial_engine.viz.flow import Piece, bar, cell, column, over, panel, row, show, table, words
+from tutorial_engine.viz.parts import BOLD, DEAF, FAINT, GREY, RIGHT, Grid, Sheet, Style, shade
 from tutorial_engine.viz.request_look import cut_to, tint
 from tutorial_engine.viz.scene import Scene
 from tutorial_engine.viz.style import BLUE, GREEN, INK, PAPER, QUIET, RED, RULE
@@ -29,10 +30,9 @@ MAX_BARS = 24  # a longer prompt has bars for its largest weights only
 MAX_NAMES = 30  # a longer prompt names only the chosen row and column of the map
 LEVELS = 64  # colours of the small cells of such a map
 SHOWN = 3  # predictions
-WIDE, SIDE = 1000.0, 408.0  # of the picture and of the map
-LEFT, TOP = 100.0, 124.0  # where the map begins
-BARS, NUMBERS = 646.0, 112.0  # where the bars begin, and how wide they are
-NEXT = 846.0  # where the predictions begin
+WIDE, SIDE, NAMES, ABOVE = 1000.0, 408.0, 100.0, 78.0  # picture, map, names of its rows and columns
+SIZE = 13.0  # of their letters: on a screen of 390 pixels they are 9 high
+NUMBERS, NEXT = 112.0, 138.0  # how wide the bars and the predictions are
 
 
 class Look(NamedTuple):
@@ -171,157 +171,122 @@ class AttentionExplorer(Explorer):
 
     def scene(self, step: int) -> Scene:
         """The head's map with the query's row framed, that row as bars, and the predictions."""
-        scene = Sheet(WIDE, TOP + SIDE + 34, tip_at=(LEFT, TOP + SIDE + 24))
-        scene.hint = "hover over the map or a bar to read its share"
-        layer, head = self.value("layer"), self.value("head")
-        scene.heading(f"layer {layer}, head {head}: row = query, column = key", size=14)
-        place = "the last; " * (step == self.num_steps - 1) + "counted from 0"
-        scene.note("step", 10, 40, f"query {step} ({place})", 12)
-        weights = self._now()
+        layer, head, weights = self.value("layer"), self.value("head"), self._now()
         best = weights[step].index(max(weights[step]))
-        self._map(scene, step, best, weights)
-        y = self._bars(scene, step, best, weights[step])
-        self._next(scene, step, best, y)
-        self._legend(scene, WIDE - 306)
-        low, top = TOP + SIDE - 50, TOP - 44
-        scene.parts = [
-            [(0, 46, LEFT + SIDE + 8, low + 62)],
-            [(BARS - 116, top, WIDE - BARS + 116, low)],
-        ]
-        scene.keys = [(WIDE - 362, 6, 200, 20), (WIDE - 150, 6, 90, 20)]
-        return scene
+        sheet = Sheet(WIDE, 0)
+        sheet.heading(f"layer {layer}, head {head}: row = query, column = key", size=14)
+        place = "the last; " * (step == self.num_steps - 1) + "counted from 0"
+        said = words(f"query {step} ({place})", 12, **FAINT).named("step")
+        scale = Piece(121, 12, lambda sheet, _, x, y: sheet.colour_scale("scale", (x, y, 121, 12)))
+        key = table([["share 0", scale, "1", "", cell(20, 12, "reserved", rx=0), "forbidden"]], 6)
+        right = panel("", key, self._row(step, best, weights[step]), gap=12)
+        below = row(panel("", self._map(step, best, weights)), right, gap=42, align=1)
+        return show(sheet, column(said, below), 28, "hover over the map or a bar to read its share")
 
-    def _legend(self, scene: Sheet, x: float) -> None:
-        scene.note("least", x - 6, 20, "share 0", **RIGHT)
-        scene.colour_scale("scale", (x, 10, 121, 12), 11)
-        scene.note("most", x + 127, 20, "1")
-        scene.cell("forbidden", (x + 160, 10, 20, 12), "reserved", rx=0)
-        scene.note("forbidden.words", x + 186, 20, "forbidden")
-
-    def _map(self, scene: Sheet, step: int, best: int, weights: list[list[float]]) -> None:
+    def _map(self, step: int, best: int, weights: list[list[float]]) -> Piece:
         """The chosen query is framed; a long prompt names only it and the key it looks at most."""
         n = self.num_steps
         pitch = SIDE / n if n <= MAX_NAMES else SIDE // n  # whole pixels for small cells
-        size = min(12.5, max(11.0, pitch * 0.62))
-        for place, label in enumerate(self.labels):
-            middle = place * pitch + pitch / 2 + size * 0.35
-            if n <= MAX_NAMES or place == step:
-                style, words = BOLD if place == step else FAINT, cut_to(label, 84, size)
-                scene.text(f"row{place}", LEFT - 6, TOP + middle, words, size, **RIGHT, **style)
-            if n <= MAX_NAMES or place == best:
-                style, words = BOLD if place == best else FAINT, cut_to(label, 64, size)
-                turn = {"transform": f"rotate(-90 {LEFT + middle:.1f} {TOP - 6:.1f})"}
-                scene.text(f"column{place}", LEFT + middle, TOP - 6, words, size, **style, **turn)
-        if n <= MAX_NAMES:
-            self._cells(scene, weights, pitch)
-        else:
-            self._small_cells(scene, weights, pitch)
-        for row in range(n - 1):
-            tip = f"{self._who(row)} may not look at keys {row + 1} to {n - 1}: they come later"
-            box = (LEFT + (row + 1) * pitch, TOP + row * pitch, (n - 1 - row) * pitch, pitch)
-            scene.cell(f"future{row}", box, "reserved", tip=tip, rx=0, stroke="none")
-        chosen = (LEFT, TOP + step * pitch, n * pitch, pitch)
-        scene.outline("frame", chosen, 1, stroke=RED, stroke_width=2.5)
 
-    def _who(self, row: int) -> str:
-        return f"query {row} “{self.labels[row]}”"
+        def draw(sheet: Sheet, _: str, x: float, y: float) -> None:
+            x, y = x + NAMES, y + ABOVE
+            for i, label in enumerate(self.labels):
+                at = (i + 0.5) * pitch + 0.35 * SIZE
+                turned = Style(transform=f"rotate(-90 {x + at:.1f} {y - 6:.1f})")
+                for name, chosen, room, where, style in (
+                    ("row", step, NAMES - 6, (x - 6, y + at), RIGHT),
+                    ("column", best, ABOVE - 6, (x + at, y - 6), turned),
+                ):
+                    if n <= MAX_NAMES or i == chosen:
+                        look = style | (BOLD if i == chosen else FAINT)
+                        sheet.text(f"{name}{i}", *where, cut_to(label, room, SIZE), SIZE, **look)
+            grid = Grid(x, y, pitch, pitch, n)
+            self._cells(sheet, weights, grid)
+            for query in range(n - 1):
+                box, who = grid.box(query * (n + 1) + 1, n - 1 - query), self._named("query", query)
+                tip = f"{who} may not look at keys {query + 1} to {n - 1}: they come later"
+                sheet.cell(f"future{query}", box, "reserved", tip=tip, rx=0, stroke="none")
+            sheet.outline("frame", grid.box(step * n, n), 1, stroke=RED, stroke_width=2.5)
 
-    def _cells(self, scene: Sheet, weights: list[list[float]], pitch: float) -> None:
-        """A cell for each weight, which says it under the pointer."""
-        for row in range(self.num_steps):
-            who = self._who(row)
-            for key, weight in enumerate(weights[row][: row + 1]):
-                tip = f"{who} → key {key} “{self.labels[key]}”: share {weight:.3f}"
-                box = (LEFT + key * pitch, TOP + row * pitch, pitch, pitch)
-                scene.rect(f"w{row}.{key}", box, shade(weight), tip, class_="te-cell")
+        return Piece(NAMES + SIDE, ABOVE + SIDE, draw)
 
-    def _small_cells(self, scene: Sheet, weights: list[list[float]], pitch: float) -> None:
-        """All cells of one colour as one path: two thousand elements would make a browser slow.
+    def _named(self, what: str, place: int) -> str:
+        return f"{what} {place} “{self.labels[place]}”"
 
-        A whole row says under the pointer where it looks most.
+    def _cells(self, sheet: Sheet, weights: list[list[float]], grid: Grid) -> None:
+        """A cell for each weight, which says it under the pointer.
+
+        In a large map all cells of one colour are one path, for two thousand elements would make a
+        browser slow: there a whole row says under the pointer where it looks most.
         """
-        squares: dict[int, list[str]] = {}
-        for row in range(self.num_steps):
-            for key, weight in enumerate(weights[row][: row + 1]):
-                place = f"M{LEFT + key * pitch:g} {TOP + row * pitch:g}"
-                squares.setdefault(round(LEVELS * weight), []).append(place)
-        for level, places in sorted(squares.items()):
-            square = f"h{pitch:g}v{pitch:g}h-{pitch:g}z"
-            look = {"fill": shade(level / LEVELS), "shape_rendering": "crispEdges"}
-            scene.add(f"level{level}", "path", d="".join(f"{p}{square}" for p in places), **look)
-        for row in range(self.num_steps):
-            key = max(range(row + 1), key=weights[row].__getitem__)
-            tip = f"{self._who(row)} → most to key {key} “{self.labels[key]}”: share "
-            box = (LEFT, TOP + row * pitch, (row + 1) * pitch, pitch)
-            scene.rect(f"w{row}", box, "transparent", f"{tip}{weights[row][key]:.3f}")
+        n, squares = self.num_steps, dict[int, list[str]]()
+        for query, shares in enumerate(weights):
+            who = self._named("query", query)
+            for key, weight in enumerate(shares[: query + 1]):
+                x, y, side, _ = box = grid.box(query * n + key)
+                if n > MAX_NAMES:
+                    square = f"M{x:g} {y:g}h{side:g}v{side:g}h-{side:g}z"
+                    squares.setdefault(round(LEVELS * weight), []).append(square)
+                else:
+                    tip = f"{who} → {self._named('key', key)}: share {weight:.3f}"
+                    sheet.rect(f"w{query}.{key}", box, shade(weight), tip, class_="te-cell")
+        for level, drawn in sorted(squares.items()):
+            look = Style(fill=shade(level / LEVELS), shape_rendering="crispEdges")
+            sheet.add(f"level{level}", "path", d="".join(drawn), **look)
+        for query, shares in enumerate(weights if squares else []):
+            most, box = max(shares), grid.box(query * n, query + 1)
+            who = (
+                f"{self._named('query', query)} → most to {self._named('key', shares.index(most))}"
+            )
+            sheet.rect(f"w{query}", box, "transparent", f"{who}: share {most:.3f}")
 
-    def _bars(self, scene: Sheet, step: int, best: int, weights: list[float]) -> float:
-        """The weights of one query with their numbers -> at what height the largest stands."""
-        n = self.num_steps
-        title = cut_to(f"query {step} “{self.labels[step]}” looks at", 300, 12.5, True, True)
-        scene.text("bars", BARS - 110, TOP - 26, title, 12.5, **BOLD)
-        scene.note("zero", BARS, TOP - 6, "0")
-        scene.note("one", BARS + NUMBERS, TOP - 6, "1", **RIGHT)
-        keys = list(range(n))
+    def _row(self, step: int, best: int, weights: list[float]) -> Piece:
+        """The weights of one query as bars; an arrow to the likeliest next token if they agree."""
+        n, keys, lines = self.num_steps, list(range(self.num_steps)), list[list[Piece]]()
         if n > MAX_BARS:  # the largest, in the order of the text
             keys = sorted(sorted(range(step + 1), key=lambda k: -weights[k])[: MAX_BARS - 1])
-        pitch = min(26.0, SIDE / min(n, MAX_BARS))
-        for place, key in enumerate(keys):
-            y, label = TOP + place * pitch, self.labels[key]
-            name, ink = f"key {key} “{label}”", INK if key <= step else RULE
-            look = BOLD if key == best else {}
-            words = cut_to(f"{key}  {label}", 104, 12, key == best, keep=True)
-            scene.text(
-                f"key{key}", BARS - 6, y + pitch / 2 + 4.3, words, 12, **RIGHT, **look, fill=ink
-            )
-            box = (BARS, y + 0.15 * pitch, NUMBERS, 0.7 * pitch)
-            if key > step:
-                tip = f"{name}: later, hidden"
-                scene.cell(f"later{key}", box, "reserved", tip=tip, rx=0, stroke="none")
-            else:
-                self._bar(scene, str(key), box, weights[key], f"{name}: share {weights[key]:.3f}")
-        others = step + 1 - len(keys)
+        pitch, others = min(26.0, SIDE / min(n, MAX_BARS)), step + 1 - len(keys)
+        tall, predicted = 0.7 * pitch, self._predicted(step)
+        for key in keys:
+            name, who = f"{key}  {self.labels[key]}", self._named("key", key)
+            line = self._bar(name, who, weights[key], tall, **(BOLD if key == best else {}))
+            hide = cell(NUMBERS, tall, "reserved", tip=f"{who}: later, hidden", rx=0, stroke="none")
+            lines.append(line if key <= step else [words(name, 12, 104, fill=RULE), hide])
         if others > 0:
-            rest, y = sum(weights) - sum(weights[key] for key in keys), TOP + len(keys) * pitch
-            words = f"{others} other keys"
-            scene.note("others", BARS - 6, y + pitch / 2 + 4.3, words, 12, **RIGHT)
-            box = (BARS, y + 0.15 * pitch, NUMBERS, 0.7 * pitch)
-            self._bar(scene, "others", box, rest, f"{words} together: share {rest:.3f}")
-        return TOP + (keys.index(best) + 0.5) * pitch
+            rest, name = sum(weights) - sum(weights[key] for key in keys), f"{others} other keys"
+            lines.append(self._bar(name, f"{name} together", rest, tall, **FAINT))
+        bars = table(lines, 6, 0, (104, NUMBERS, 28), pitch, across=[1])._replace(tall=SIDE)
+        same, at = predicted[0][0] == self.ids[best], (keys.index(best) + 0.5) * pitch
 
-    def _bar(
-        self,
-        scene: Sheet,
-        name: str,
-        box: tuple[float, float, float, float],
-        weight: float,
-        tip: str,
-    ) -> None:
-        scene.bar(f"bar{name}", box, weight, BLUE, tip)
-        ink, base = INK if weight >= 0.1 else QUIET, box[1] + box[3] / 2 + 4.3
-        scene.text(f"n{name}", BARS + NUMBERS + 6, base, f"{weight:.2f}", 12, fill=ink)
+        def lead(sheet: Sheet, name: str, x: float, y: float) -> None:
+            turns = ((2, at), (10, at), (10, 13), (33, 13))
+            sheet.arrow(name, [(x + right, y + down) for right, down in turns], GREEN, 2)
 
-    def _next(self, scene: Sheet, step: int, best: int, y: float) -> None:
-        """The likeliest next tokens; an arrow to the first if it is what the head looks at most."""
-        wide, tall, top = WIDE - NEXT - 10, 30.0, TOP + SIDE / 2 - 62
-        scene.text("next", NEXT, top - 26, "the model predicts", 12.5, **BOLD)
-        scene.note("next.words", NEXT, top - 10, "as the next token", 12)
-        for i, (_, label, p) in enumerate(self._predicted(step)):
-            box = (NEXT, top + 38 * i, wide, tall)
-            tip = f"next token “{label}”: probability {p:.3f}"
-            scene.bar(f"next{i}", box, p, tint(GREEN, 0.5), tip)
-            base, look = box[1] + tall / 2 + 4.5, {} if i else BOLD
-            words = cut_to(label, wide - 48, 12.5, not i)
-            scene.text(f"next{i}.label", NEXT + 6, base, words, 12.5, **look)
-            scene.text(f"next{i}.p", NEXT + wide - 6, base, f"{p:.2f}", 12.5, **RIGHT, **look)
-        same = self._predicted(step)[0][0] == self.ids[best]
-        scene.outline("next.top", (NEXT, top, wide, tall), stroke_width=1.8)
-        if same:  # an arrow would say that one thing leads to the other
-            begin, turn, middle = BARS + NUMBERS + 38, NEXT - 26, top + tall / 2
-            points = [(begin, y), (turn, y), (turn, middle), (NEXT - 3, middle)]
-            scene.arrow("leads", points, GREEN, 2)
-            scene.text("same", NEXT, top + 134, "= the token that", 12, **BOLD)
-            scene.text("same.more", NEXT, top + 150, "this head looks at", 12, **BOLD)
+        looks = words(f"{self._named('query', step)} looks at", 12.5, 280, **BOLD)
+        scale = table([["", "0", "1"]], 0, 0, (110, 56, 56), across=[0, 0, 1])
+        parts: list[list[Piece | str]] = [
+            [looks._replace(wide=0), "", words("the model predicts", 12.5, **BOLD)],
+            [scale, "", words("as the next token", 12, **FAINT)],
+            [bars, Piece(36, 0, lead).named("leads") if same else "", self._next(predicted, same)],
+        ]
+        return table(parts, 0, 3, (256, 36), align=0)
+
+    def _bar(self, name: str, who: str, weight: float, tall: float, **look: Any) -> list[Piece]:
+        said = words(f"{weight:.2f}", 12, fill=INK if weight >= 0.1 else QUIET)
+        shown = bar(weight, NUMBERS, BLUE, f"{who}: share {weight:.3f}", tall)
+        return [words(name, 12, 104, **look), shown, said]
+
+    def _next(self, predicted: list[tuple[int, str, float]], same: bool) -> Piece:
+        """The likeliest next tokens, and whether the first is what the head looks at most."""
+        found = list[Piece]()
+        for i, (_, label, p) in enumerate(predicted):
+            tip, look = f"next token “{label}”: probability {p:.3f}", DEAF | ({} if i else BOLD)
+            said = words(label, 12.5, NEXT - 48, **look), words(f"{p:.2f}", 12.5, **look)
+            inside = table([said], 0, least=(NEXT - 44, 32), across=[0, 1])
+            found.append(over(bar(p, NEXT, tint(GREEN, 0.5), tip, 26), inside))
+        found[0] = over(cell(NEXT, 26, "written", GREY, rx=0), found[0])
+        told = words("= the token that this head looks at" * same, 12, NEXT, 2, **BOLD)
+        return column(*found, told.named("same"), gap=8)
 
     def caption(self, step: int) -> str:
         """Where this query's attention goes, and what the model predicts after it, in numbers."""

@@ -108,7 +108,19 @@ def row(*pieces: Piece, gap: float = 8, align: float = 0.5) -> Piece:
 
 def column(*pieces: Piece, gap: float = 6, across: float = 0) -> Piece:
     """One below the other; `across` 0.5 is in the middle, 1 at the right."""
-    return table([[piece] for piece in pieces], between=gap, across=across)
+    return table([[piece] for piece in pieces], between=gap, across=[across])
+
+
+def over(*pieces: Piece, across: float = 0.5) -> Piece:
+    """Each on top of the one before it, in the middle of the height; `across` as in a column."""
+    wide, tall = max(each.wide for each in pieces), max(each.tall for each in pieces)
+
+    def draw(sheet: Sheet, name: str, x: float, y: float) -> None:
+        for i, each in enumerate(pieces):
+            left, top = x + (wide - each.wide) * across, y + (tall - each.tall) / 2
+            each.draw(sheet, f"{name}.{i}", left, top)
+
+    return Piece(wide, tall, draw)
 
 
 def table(
@@ -118,18 +130,20 @@ def table(
     least: Sequence[float] = (),
     tall: float = 0,
     align: float = 0.5,
-    across: float = 0,
+    across: Sequence[float] = (),
     rules: bool = False,
 ) -> Piece:
     """Lines of entries, each at least so `tall`, with `rules` between; plain text is of size 12.5.
 
     A column is as wide as its widest entry and as `least` says (`gap` comes on top): where that is
-    enough for all steps, nothing moves from one to the next.
+    enough for all steps, nothing moves from one to the next. `across` says for each column where in
+    it an entry stands: 0 at the left, 1 at the right.
     """
     grid = [[words(one, 12.5) if isinstance(one, str) else one for one in line] for line in lines]
     columns = zip(zip_longest(*grid, fillvalue=words("")), chain(least, repeat(0.0)), strict=False)
     wide = [max(floor, *(piece.wide for piece in column)) for column, floor in columns]
     heights = [max(tall, *(piece.tall for piece in line)) for line in grid]
+    sides = [*across, *[0.0] * len(wide)]
     lefts = [sum(wide[:i]) + gap * i for i in range(len(wide) + 1)]
 
     whole = lefts[-1] - gap, sum(heights) + between * (len(heights) - 1)
@@ -141,7 +155,7 @@ def table(
                 sheet.add(f"{name}.rule.{i}", "path", d=d, stroke=RULE)
             for j, piece in enumerate(line):
                 own = ".".join(filter(None, (name, str(i), str(j))))
-                at = x + lefts[j] + (wide[j] - piece.wide) * across
+                at = x + lefts[j] + (wide[j] - piece.wide) * sides[j]
                 piece.draw(sheet, own, at, y + (height - piece.tall) * align)
             y += height + between
 

@@ -3,7 +3,7 @@
 Knows colours, hatches and how wide words are; knows no engine.
 """
 
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import NamedTuple
 from unicodedata import east_asian_width
@@ -104,6 +104,7 @@ def _font(bold: bool) -> ImageFont.FreeTypeFont:
     return ImageFont.truetype(path, UNITS, layout_engine=ImageFont.Layout.BASIC)
 
 
+@lru_cache(4096)  # a slider shows most of the words again
 def text_width(words: str, size: float, bold: bool = False) -> float:
     """Pixels that the words take at that font size; the font has no CJK: these take an em each."""
     wide = "" if words.isascii() else "".join(c for c in words if east_asian_width(c) in "WF")

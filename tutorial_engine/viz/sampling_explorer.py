@@ -6,6 +6,7 @@ Every number is what the engine's own temperature, filters and sampler make of t
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -23,9 +24,10 @@ from tutorial_engine.sampling.sampler import (
     filter_logits,
 )
 from tutorial_engine.viz.explorer import Explorer, button, decimal, number, slider, text
-from tutorial_engine.viz.parts import BOLD, CENTRE, DEAF, MARGIN, RIGHT, TRACK, Sheet
+from tutorial_engine.viz.flow import Piece, bar, cell, column, framed, over, row, show, table, words
+from tutorial_engine.viz.parts import BOLD, DEAF, FAINT, MARGIN, THICK, TRACK, Sheet, Style
 from tutorial_engine.viz.request_look import cut_to, text_width
-from tutorial_engine.viz.scene import HATCHED, Scene
+from tutorial_engine.viz.scene import Scene
 from tutorial_engine.viz.style import BLUE, INK, PAPER, QUIET, RULE
 from tutorial_engine.viz.tokens import token_label
 from tutorial_engine.viz.words import counted, percent, share, tokens
@@ -33,9 +35,7 @@ from tutorial_engine.viz.words import counted, percent, share, tokens
 SHOWN = 20  # tokens with a line of their own
 DRAWS, MOST_DRAWS = 10, 200  # so many at a press of the button; more would not be instant
 MOST_K = 50  # of the slider; 0 is off
-WIDTH, LABEL, BAR = 960.0, 112.0, 190.0  # the canvas, where labels end, the longest bar
-COLUMNS = (LABEL + 8, LABEL + 290, LABEL + 602)  # left ends of: before, after, drawn
-STAGES, MASS, TOP, LINE = 74.0, 128.0, 226.0, 18.0  # tops of the parts; height of a line
+WIDTH, LABEL, BAR = 960.0, 102.0, 190.0  # of the canvas, the tokens, the longest bar
 
 
 class Stage(NamedTuple):
@@ -234,153 +234,109 @@ class SamplingExplorer(Explorer):
 
     def scene(self, step: int) -> Scene:
         """The stages on top, the mass that is kept and lost, and a line for each likely token."""
-        bottom = TOP + LINE * (len(self.labels) + 1)
-        sheet = Sheet(WIDTH, bottom + 34, (MARGIN, bottom + 26))
-        sheet.hint = "hover over a bar to read its numbers"
         now = self.stages[step]
         where = f"after {now.name}" if step else "before any filter"
+        sheet = Sheet(WIDTH, 0)
         sheet.heading(f"{where}, {now.num_kept} of {tokens(len(self.logits))} can be drawn")
         prompt = cut_to(self.value("prompt"), 700, 12)
-        sheet.note("prompt", MARGIN, 44, f"the token after “{prompt}”", 12)
-        self._stages(sheet, step)
-        self._mass(sheet, step)
-        self._lines(sheet, step)
-        return sheet
+        above = column(
+            words(f"the token after “{prompt}”", **FAINT).named("prompt"),
+            words("in this order", **BOLD),
+            row(*(self._stage(i, step) for i in range(len(self.stages))), gap=2),
+            self._mass(step),
+            gap=9,
+        )
+        body = column(above, self._lines(step), gap=14)
+        return show(sheet, body, 31, "hover over a bar to read its numbers")
 
-    def _stages(self, sheet: Sheet, step: int) -> None:
-        """The operations from left to right, with their settings and how many tokens they leave."""
-        sheet.text("order", MARGIN, STAGES - 10, "in this order", 12, **BOLD)
-        pitch = (WIDTH - 2 * MARGIN) / len(self.stages)
-        for i, stage in enumerate(self.stages):
-            x = MARGIN + i * pitch
-            box = (x, STAGES, pitch - 24, 40.0)
-            ink, edge = (INK, QUIET) if i <= step else (QUIET, RULE)
-            sheet.rect(f"stage{i}", box, PAPER, stroke=edge, rx=4)
-            if i == step:
-                sheet.outline(f"stage{i}.now", box, rx=4)
-            where = x + (pitch - 24) / 2
-            sheet.text(f"stage{i}.name", where, STAGES + 17, stage.setting, 12, **CENTRE, fill=ink)
-            left = "changes nothing" if stage.is_off else f"{tokens(stage.num_kept)} left"
-            sheet.note(f"stage{i}.left", where, STAGES + 33, left, 11, **CENTRE)
-            if i:
-                sheet.arrow(f"stage{i}.arrow", [(x - 22, STAGES + 20), (x - 3, STAGES + 20)], QUIET)
+    def _stage(self, i: int, step: int) -> Piece:
+        """An operation with its setting and how many tokens it leaves; an arrow leads to it."""
+        stage, ink, edge = self.stages[i], INK, Style(stroke=QUIET)
+        if i >= step:
+            ink, edge = (INK, THICK) if i == step else (QUIET, Style(stroke=RULE))
+        left = "changes nothing" if stage.is_off else f"{tokens(stage.num_kept)} left"
+        said = [[words(stage.setting, fill=ink)], [words(left, 11, **FAINT)]]
+        box = framed(
+            table(said, between=0, least=(148,), across=[0.5]), 0, 8, fill=PAPER, rx=4, **edge
+        )
+        arrow = Piece(
+            20, 0, lambda sheet, name, x, y: sheet.arrow(name, [(x, y), (x + 19, y)], QUIET)
+        )
+        return row(*[arrow] * (i > 0), box.named(f"stage{i}"), gap=2)
 
-    def _mass(self, sheet: Sheet, step: int) -> None:
+    def _mass(self, step: int) -> Piece:
         """All the probability as one bar: what is kept, and what each filter has cut off."""
-        now = self.stages[step]
+        now, past = self.stages[step], pairwise(self.stages[: step + 1])
         said = f"{share(now.mass)} of the probability is kept"
         if now.mass < 1:
             said += f" and becomes the new 100 %; {percent(1 - now.mass)} is lost"
-        sheet.text("mass", MARGIN, MASS + 12, said, 12, **BOLD)
-        x, y, wide = MARGIN, MASS + 20, WIDTH - 2 * MARGIN
         parts = [("kept", now.mass)]
-        for before, stage in zip(self.stages[: step + 1], self.stages[1 : step + 1], strict=False):
-            parts.append((f"lost to {stage.name}", before.mass - stage.mass))
-        for i, (name, part) in enumerate(parts):
-            if part <= 0:
-                continue
-            box = (x, y, wide * part, 24.0)
-            tip = f"{name}: {100 * part:.1f} % of the probability"
-            if i:
-                sheet.cell(f"mass{i}", box, "reserved", tip=tip, rx=0, stroke=QUIET)
-            else:
-                sheet.rect(f"mass{i}", box, BLUE, tip)
-            tries = [f"{name}: {share(part)}"]
-            tries += [tries[0].removeprefix("lost to "), share(part)]
-            fits = [words for words in tries if text_width(words, 11.5, bold=True) + 10 < box[2]]
-            if fits:
-                words = fits[0]
-                if i:
-                    half = text_width(words, 11.5, bold=True) / 2 + 3
-                    paper = (x + box[2] / 2 - half, y + 4, 2 * half, 16.0)
-                    sheet.rect(f"mass{i}.paper", paper, PAPER, **DEAF)
-                sheet.inside(f"mass{i}.said", box, words, 11.5, fill=INK if i else PAPER, **BOLD)
-            x += box[2]
+        parts += [(f"lost to {stage.name}", before.mass - stage.mass) for before, stage in past]
+        boxes = [self._part(*part).named(f"mass{i}") for i, part in enumerate(parts) if part[1] > 0]
+        return column(words(said, **BOLD).named("mass"), row(*boxes, gap=0))
 
-    def _lines(self, sheet: Sheet, step: int) -> None:
+    def _part(self, name: str, part: float) -> Piece:
+        """A part of the mass, with as many of its words as it has room for."""
+        wide, tip = (WIDTH - 2 * MARGIN) * part, f"{name}: {100 * part:.1f} % of the probability"
+        tries = [f"{name}: {share(part)}", f"{name.removeprefix('lost to ')}: {share(part)}"]
+        fits = [said for said in (*tries, share(part)) if text_width(said, 11.5, True) + 10 < wide]
+        if name == "kept":
+            box, look = bar(1, wide, BLUE, tip, 24), Style(fill=PAPER)
+        else:
+            box = cell(wide, 24, "reserved", tip=tip, rx=0, stroke=QUIET)
+            look = Style(stroke=PAPER, stroke_width=5, paint_order="stroke")
+        return over(box, words([*fits, ""][0], 11.5, **BOLD, **DEAF, **look))
+
+    def _lines(self, step: int) -> Piece:
         """A line for each of the likeliest tokens: before, after, and how often it was drawn."""
-        first, now, count = self.stages[0], self.stages[step], len(self.draws(step))
-        drawn, expected = Counter(self.draws(step)), count * now.probs
-        most_drawn = max([3.0, *map(float, drawn.values()), float(expected.max())])
-        heads = ["the model", f"after {now.name}" if step else "no filter yet"]
-        heads.append(f"{counted(count, 'draw')}, seed {self.value('seed')}")
-        for i, (x, head) in enumerate(zip(COLUMNS, heads, strict=True)):
-            sheet.text(f"head{i}", x, TOP - 12, head, 12, **BOLD)
-        if count:
-            x = COLUMNS[2] + text_width(heads[2], 12, bold=True) + 14
-            sheet.rect("expected", (x, TOP - 22, 2.5, 13), INK)
-            sheet.note("expected.words", x + 8, TOP - 12, "expected")
-        for i, (token, label) in enumerate(zip(self.shown_ids, self.labels, strict=True)):
-            y = TOP + i * LINE
-            a, b, is_kept = (
-                float(first.probs[token]),
-                float(now.probs[token]),
-                bool(now.kept[token]),
-            )
-            style = {} if is_kept else {"text_decoration": "line-through", "fill": QUIET}
-            words = cut_to(label, LABEL - MARGIN, 12, keep=True)
-            sheet.text(f"token{i}", LABEL, y + 13, words, 12, **RIGHT, **style)
-            self._bar(sheet, f"before{i}", (COLUMNS[0], y), a, f"“{label}”: {100 * a:.2f} %")
+        first, now, shown = self.stages[0], self.stages[step], self.shown_ids
+        drawn, count = Counter(self.draws(step)), len(self.draws(step))
+        most = max(3, *drawn.values(), count * float(now.probs.max()))
+        head = words(f"{counted(count, 'draw')}, seed {self.value('seed')}", **BOLD).named("draws")
+        key = row(bar(1, 2.5, INK, tall=13), words("expected", 11, **FAINT))
+        after = f"after {now.name}" if step else "no filter yet"
+        heads = [words(""), words("the model", **BOLD), words(""), words(after, **BOLD), words("")]
+        lines = [[*heads, row(head, *[key] * (count > 0), gap=14)._replace(wide=0)]]
+        probs = first.probs[shown].tolist(), now.probs[shown].tolist(), now.kept[shown].tolist()
+        for i, (before, left, is_kept) in enumerate(zip(*probs, strict=True)):
+            label, n, want, style = self.labels[i], drawn[shown[i]], count * left, Style()
             if is_kept:
-                tip = f"“{label}” after {now.name}: {100 * b:.2f} %"
-                self._bar(sheet, f"after{i}", (COLUMNS[1], y), b, tip)
+                shows = self._bar(left, f"“{label}” after {now.name}")
             else:
-                self._dropped(sheet, f"after{i}", (COLUMNS[1], y), token, label, step)
+                shows, style = self._dropped(i, step), {"text_decoration": "line-through"} | FAINT
+            name = words(label, 12, LABEL, **style).named(f"token{i}")
+            lines.append([name, *self._bar(before, f"“{label}”"), *shows])
             if count:
-                n, want = drawn[token], float(expected[token])
-                x, tip = COLUMNS[2], f"“{label}” drawn {n} times, expected {want:.1f}"
-                sheet.bar(f"drawn{i}", (x, y + 3, BAR, 12), n / most_drawn, BLUE, tip)
+                tip = f"“{label}” drawn {n} times, expected {want:.1f}"
+                times = bar(n / most, BAR, BLUE, tip, 12)
                 if is_kept:
-                    at = x + BAR * want / most_drawn
-                    sheet.rect(f"want{i}", (at - 1, y + 1, 2.5, 16), INK, **DEAF)
-                if n:
-                    sheet.text(f"drawn{i}.n", x + BAR + 8, y + 13, str(n), 11.5)
-        self._others(sheet, step, drawn)
+                    times = over(times, bar(1, 2.5, INK, tip, 16), across=want / most)
+                lines[-1] += [times, words(f"{n or ''}", 11.5).named(f"drawn{i}.n")]
+        others = list[str]()
+        for stage in (first, now):
+            kept = stage.num_kept - int(stage.kept[shown].sum())
+            together = percent(1 - float(stage.probs[shown].sum()))
+            others += ["", f"{kept} others: {together} together" if kept else "no others"]
+        if drawn:
+            others += ["", f"others: {drawn.total() - sum(drawn[each] for each in shown)}"]
+        lines.append([words(each, 11.5) for each in others])
+        return table(lines, 8, 0, (LABEL, BAR, 76, BAR, 106, BAR), 18, across=[1])
 
-    def _bar(self, sheet: Sheet, name: str, at: tuple[float, float], part: float, tip: str) -> None:
-        x, y = at
-        sheet.bar(name, (x, y + 3, BAR, 12), part / self.most, BLUE, tip)
-        sheet.text(f"{name}.n", x + BAR + 8, y + 13, f"{100 * part:.1f} %", 11.5)
+    def _bar(self, part: float, name: str) -> list[Piece]:
+        shown = bar(part / self.most, BAR, BLUE, f"{name}: {100 * part:.2f} %", 12)
+        return [shown, words(f"{100 * part:.1f} %", 11.5)]
 
-    def _dropped(
-        self,
-        sheet: Sheet,
-        name: str,
-        at: tuple[float, float],
-        token: int,
-        label: str,
-        step: int,
-    ) -> None:
+    def _dropped(self, i: int, step: int) -> list[Piece]:
         """A token that cannot be drawn any more: who dropped it, and the probability it had."""
-        x, y = at
-        by = next(i for i in range(1, step + 1) if not self.stages[i].kept[token])
+        token, past = self.shown_ids[i], self.stages[: step + 1]
+        by, name = next((at, stage.name) for at, stage in enumerate(past) if not stage.kept[token])
         before = self.stages[min(by - 1, 1)]  # so that lengths of all dropped ones compare
         had = float(before.probs[token])
-        tip = (
-            f"“{label}” was dropped by {self.stages[by].name}; after {before.name} it had "
-            f"{100 * had:.2f} %"
-        )
-        sheet.rect(f"{name}.track", (x, y + 3, BAR, 12), PAPER, tip, stroke=TRACK)
+        tip = f"“{self.labels[i]}” was dropped by {name}; after {before.name} it had "
+        track = cell(BAR, 12, "free", tip=f"{tip}{100 * had:.2f} %", rx=0, stroke=TRACK)
         wide = max(BAR * had / self.most, 1.5)
-        sheet.rect(name, (x, y + 3, wide, 12), HATCHED, stroke=QUIET, **DEAF)
-        sheet.note(f"{name}.n", x + BAR + 8, y + 13, f"× {self.stages[by].name}", 11.5)
-
-    def _others(self, sheet: Sheet, step: int, drawn: Counter[int]) -> None:
-        """All the tokens that have no line, together."""
-        count = len(self.logits) - len(self.shown_ids)
-        if not count:
-            return
-        first, now = self.stages[0], self.stages[step]
-        y = TOP + LINE * len(self.shown_ids) + 14
-        p = 1 - float(first.probs[self.shown_ids].sum())
-        sheet.text("others", COLUMNS[0], y, f"{count} others: {percent(p)} together", 11.5)
-        kept = now.num_kept - int(now.kept[self.shown_ids].sum())
-        p = 1 - float(now.probs[self.shown_ids].sum())
-        said = f"{kept} others: {percent(p)} together" if kept else "no others"
-        sheet.text("others.after", COLUMNS[1], y, said, 11.5)
-        if drawn:
-            n = drawn.total() - sum(drawn[token] for token in self.shown_ids)
-            sheet.text("others.drawn", COLUMNS[2], y, f"others: {n}", 11.5)
+        part = cell(wide, 12, "reserved", rx=0, stroke=QUIET, **DEAF)
+        return [over(track, part, across=0), words(f"× {name}", 11.5, **FAINT)]
 
 
 def _off(each: Filter) -> float:

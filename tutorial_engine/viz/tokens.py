@@ -7,7 +7,7 @@ import html
 import re
 import unicodedata
 from collections.abc import Iterable
-from functools import cache
+from functools import cache, lru_cache
 
 from tokenizers import Tokenizer
 
@@ -92,6 +92,7 @@ def visible(text: str) -> str:
     return written(text).replace(" ", SPACE)
 
 
+@lru_cache(4096)  # attributes and labels come again from picture to picture
 def escape(text: str) -> str:
     """Text as HTML or SVG shows it literally: <script> stays six letters in angle brackets.
 
