@@ -1709,6 +1709,12 @@ def find_by_begins(
     return found
 
 
+def find_with_a_gap(tokens: list[int], size: int, *_: object) -> list[int]:
+    for _ in range(size, len(tokens), size):
+        ...
+    return []
+
+
 def find_without_hash_of(tokens: list[int], size: int, _: Function, cached: Cached) -> list[int]:
     return [cached[hash(tuple(tokens[:end]))] for end in range(size, len(tokens), size)]  # type: ignore[index]
 
@@ -2585,6 +2591,8 @@ def test_a_function_that_calls_one_that_is_open_is_told_so() -> None:
 def test_an_error_does_not_hide_what_is_still_open() -> None:
     told = learn.check_block_attention(attention_with_a_gap)
     assert told.ok is None and "still a `...` in block_attention (it raised Zero" in told.message
+    told = learn.check_find(find_with_a_gap)
+    assert told == Verdict(None, "not done yet: there is still a `...` in find")
 
 
 def test_a_right_number_for_a_wrong_reason_is_refused() -> None:

@@ -428,7 +428,7 @@ if predictions.reveal("zoo", {0: "none of them", 2: "two", 5: "all five"}[wrong_
 # **Objective:** find out why a prefix is not found. Users of every engine ask this.
 #
 # The *hit rate* is the share of prompt tokens that were hits in the prefix cache. Below are five real runs
-# of our engine, with three requests each. A and C seem to begin with the same text, but the hit rate
+# of our engine, with three requests each. A and C have much text in common, but the hit rate
 # is 0 %. (In run 3, prompts run in chunks, and take their blocks chunk by chunk.) Here are six explanations. One of them is never the cause here, nor in vLLM:
 
 # %% jupyter={"source_hidden": true}
@@ -661,10 +661,10 @@ for one in when_full(kept):
     print(f"{one.request_id} had {one.num_tokens}, finds {one.num_found}")
 
 # %% [markdown]
-# E had 264 tokens: 8 that it found, because its text begins like that of A, and its chunk of 256. What E finds needs room, too.
-# If it came back at once, it would find all 264, and the other 123 fit into one chunk. So the second rule asks for room
-# for all 387, like the first one, and E waits. In the meantime the users take some of its blocks, so in the end it
-# finds 232. If they took many more, it could thrash again.
+# E had 264 tokens: 8 that it found, because its text begins like that of A, and its chunk of 256. The blocks
+# that it finds stand in the free queue, so they need room, too. If E came back at once, it would find all 264, and the other
+# 123 fit into one chunk. So the second rule asks for room for all 387, like the first one, and E waits. In the meantime
+# the users take some of its blocks, so in the end it finds 232. If the rest did not fit into one chunk, it could thrash again.
 
 # %%
 box("admission")

@@ -172,17 +172,17 @@ BOXES = {
     "same_step": Box(
         "two requests with the same beginning in the same step",
         "In vLLM (with attention layers) the second one finds the beginning at once, as here; in "
-        "SGLang it depends on the "
-        "policy; in llama.cpp both run it, also in later steps: a busy slot is not looked at.",
+        "SGLang it depends on the policy and on the room in the step; in llama.cpp both run it, "
+        "also in later steps: a busy slot is not looked at.",
         "cache.blocks.BlockManager.cache_full_blocks",
         "The blocks that a step computes get their hashes when it is planned, so the second one "
         "finds them in the same step.",
         "The same (KVCacheManager.allocate_slots in vllm/v1/core/kv_cache_manager.py).",
-        "With the policy lpm (longest prefix first) one of the two is held back until the other "
-        "has filled the cache, if they share at least 32 tokens (by default) "
-        "(SchedulePolicy._compute_prefix_matches in "
-        "python/sglang/srt/managers/schedule_policy.py). With fcfs (first come, "
-        "first served; the default) both run the beginning.",
+        "With the policy lpm (longest prefix first) the second one goes to the end of the queue, "
+        "if they share at least 32 tokens (by default): it finds the beginning later, if the step "
+        "is full before its turn (SchedulePolicy._compute_prefix_matches in "
+        "python/sglang/srt/managers/schedule_policy.py). If there is room for both, and with fcfs "
+        "(first come, first served; the default), both run the beginning.",
         "Slots are compared by their earlier prompts only "
         "(server_context_impl::get_available_slot in tools/server/server-context.cpp): both run "
         "the beginning.",

@@ -44,6 +44,10 @@ CASES: tuple[Case, ...] = (
 FIND_SLIPS: Slips = slips_of(
     right_find,
     """
+    token_ids[end - block_size : end] → token_ids[end : end + block_size]
+        `end` is where a block ends: its tokens are those before `end`
+    token_ids[end - block_size : end] → token_ids[:block_size]
+        each turn hashes the same tokens: go on to the next block
     hash_of(last, token_ids → hash_of(None, token_ids
         a hash stands for all that is before the block, too: give hash_of the hash of the block
         before it, and None only for the first block

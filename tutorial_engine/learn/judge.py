@@ -25,7 +25,9 @@ from tutorial_engine.learn.verdict import (
     Told,
     Verdict,
     guarded,
+    has_gap,
     not_done,
+    still_a_gap,
     wrong_shape,
 )
 
@@ -123,6 +125,8 @@ def judge(
             if why := then() if then else "":
                 raise CannotBe(why)
             return Verdict(True, done)
+        if has_gap(body or function):
+            return still_a_gap(name)
         got, want, case = answers[first], wants[first], cases[first]
         place = f"{where(got, *case)}; " if where else ""
         why = next((words for words, slip in slips.items() if is_it(slip, answers)), "")

@@ -83,6 +83,11 @@ def has_gap(function: object) -> bool:
     )
 
 
+def still_a_gap(name: str, why: str = "") -> Verdict:
+    """A verdict on what is wrong because a part of it was not written yet."""
+    return Verdict(None, f"not done yet: there is still a `...` in {name}{why}")
+
+
 def open_verdict(name: str, function: object) -> Verdict | None:
     """A verdict on an exercise that nobody has touched; None for any other function."""
     if not is_open(function):
@@ -118,8 +123,7 @@ def guarded(
             verb = "is" if len(open_ones) == 1 else "are"
             message += f"; it calls {' and '.join(open_ones)}, which {verb} not done yet"
         elif has_gap(function):
-            gap = f"not done yet: there is still a `...` in {name}"
-            return Verdict(None, f"{gap} (it raised {type(error).__name__}: {error})")
+            return still_a_gap(name, f" (it raised {type(error).__name__}: {error})")
         elif why := _explained(error, explain) or _meant(error):
             message = f"{message.rstrip('.')}. {why}"
         elif line := _line_of(error, function):
@@ -167,7 +171,7 @@ def not_done(name: str, value: object, function: object = None) -> Verdict | Non
     if function is None or is_open(function):
         return Verdict(None, f"not done yet: {name} returns None")
     if has_gap(function):
-        return Verdict(None, f"not done yet: there is still a `...` in {name}")
+        return still_a_gap(name)
     return Verdict(False, f"{name} returns None: does it end with `return`?")
 
 
