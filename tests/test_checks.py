@@ -1774,6 +1774,12 @@ def attention_with_a_gap(q: Tensor, k: Tensor, v: Tensor, table: Table, n: int) 
     return out / total
 
 
+def with_a_gap_in_a_line(q: Tensor, *_: Any) -> Any:
+    shares: Any = q
+    shares = ...
+    return shares / 2
+
+
 def in_numpy(q: Tensor, k: Tensor, v: Tensor, table: Table, n: int) -> Tensor:
     """A running softmax, of which PyTorch sees nothing."""
     size, m, total, out = k.shape[1], -np.inf, 0.0, np.zeros(v.shape[-1], np.float32)
@@ -2307,6 +2313,7 @@ EXERCISES |= {
                 "m begins as torch.tensor(-torch.inf)",
             ),
             (attention_with("(scores - new_largest).exp()", "math.exp(scores)"), "use torch.exp"),
+            (attention_with("math.sqrt(len(q))", "torch.sqrt(len(q))"), "write len(q) ** 0.5"),
             (attention_with("weights @", "weights *"), "acc is one vector: p @ v"),
             (attention_with("exp(largest -", "exp(new_largest -"), "before m gets its new value"),
             (attention_with("max(largest, float(", "(float("), "those of earlier blocks too"),
@@ -2589,8 +2596,9 @@ def test_a_function_that_calls_one_that_is_open_is_told_so() -> None:
 
 
 def test_an_error_does_not_hide_what_is_still_open() -> None:
-    told = learn.check_block_attention(attention_with_a_gap)
-    assert told.ok is None and "still a `...` in block_attention (it raised Zero" in told.message
+    for function, raised in ((attention_with_a_gap, "Zero"), (with_a_gap_in_a_line, "TypeError")):
+        told = learn.check_block_attention(function)
+        assert told.ok is None and f"`...` in block_attention (it raised {raised}" in told.message
     told = learn.check_find(find_with_a_gap)
     assert told == Verdict(None, "not done yet: there is still a `...` in find")
 

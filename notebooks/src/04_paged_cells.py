@@ -830,7 +830,7 @@ layouts_picture(layouts(few_numbers), layer=1, token=1, num_tokens=5)  # the las
 # A forward reads K and V of one layer at a time. By token, every token is a piece of its own: 1000 tokens are 1000
 # pieces. By layer, 1000 neighbours are 2 long pieces. In scattered blocks of 16 they are up to 126 pieces, and in
 # scattered cells 2000, more than by token. With heads first there are twice as many here. So by layer neighbours
-# make long pieces, and by token they never do. This is why vLLM, SGLang and llama.cpp keep the data by layer by default.
+# make long pieces, and by token they never do. This is one reason why vLLM, SGLang and llama.cpp keep the data by layer by default.
 
 # %% [markdown]
 # (In vLLM 0.32 on a GPU, K and V of a token lie side by side inside a layer's block.) Our pages and cells are as in the second row, our rows as in the third.
@@ -940,7 +940,7 @@ dials
 # Now `server` serves the same requests, with as many bytes. Your `num_blocks` turns the bytes into
 # blocks. Your `allocate` is asked for each new token, and must give the slot of the engine's block manager. If vLLM's block 9 is our block 0 once, it must be so in
 # every step. If your `slots` is wrong, the steps are the same and the answers are not. So the tokens are compared as
-# well.
+# well. (`block_attention` is not called here: it decides nothing.)
 #
 # (vLLM never gives its block 0 to a request. So its block n is shown as n − 1.)
 

@@ -70,7 +70,7 @@ BLOCK_SLIPS: Slips = {
         right,
         """
     / math.sqrt(len(q)) →
-        a score is divided by √D: math.sqrt(len(q))
+        a score is divided by √D: len(q) ** 0.5
     / math.sqrt(len(q)) → / len(q) ** 1 / 2
         `** 1/2` is `** 1`, and then / 2, so the score is divided by 2 · D: write ** 0.5
     / math.sqrt(len(q)) → / (len(q) ** 1 / 2)
@@ -92,6 +92,8 @@ BLOCK_SLIPS: Slips = {
         when it grows, both sums are multiplied by exp(old m − new m)
     (scores - new_largest).exp() → scores.exp()
         the weights are exp(scores − new m), not exp(scores)
+    (scores - new_largest).exp() → (new_largest - scores).exp()
+        the weights are exp(scores − new m), not exp(new m − scores)
     total * correction + → total +
         the sum of the weights must be corrected too, by exp(old m − new m)
     out * correction + → out +
@@ -121,8 +123,8 @@ BLOCK_SLIPS: Slips = {
         at the end divide by the sum of the weights
     range(0, kv_len, block_size) → range(0, len(block_table) * block_size, block_size)
         the table may have blocks for tokens that run later: there kv_len - i * block_size is below
-        0, and [:n] then reads slots from the front of the block; stop after math.ceil(kv_len /
-        block_size) blocks
+        0, and [:n] then reads slots from the front of the block; stop after
+        -(-kv_len // block_size) blocks
     block_table, strict → range(len(block_table)), strict
         block_table[i] says where logical block i is; these are blocks 0, 1, 2, ... of the pool
     @ v_pool[block → @ k_pool[block
@@ -243,6 +245,8 @@ def _why_it_raised(error: Exception) -> str:
             "If kv_len is a whole number of blocks, one block too many is read: "
             "-(-kv_len // block_size) rounds up"
         )
+    if str(error).startswith("sqrt()"):
+        return "len(q) is a plain number: write len(q) ** 0.5"
     if "must be Tensor" in str(error):
         return (
             "torch.maximum and torch.exp take tensors: m begins as torch.tensor(-torch.inf), and "

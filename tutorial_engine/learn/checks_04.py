@@ -190,6 +190,8 @@ ALLOCATE_SLIPS: Slips = {
         position 3 has room in the last block of the table: then take no block
     free_blocks.pop(0) → free_blocks.pop()
         the first of free_blocks is taken, not the last
+    free_blocks.pop(0) → free_blocks.pop(free_blocks.index(min(free_blocks)))
+        the first of free_blocks is taken, not the smallest
     free_blocks.pop(0) → free_blocks[0]
         block 3 is in the table now, and still in free_blocks, so another request would get it, too:
         take it out with free_blocks.pop(0)
@@ -294,6 +296,10 @@ VISIBLE_SLIPS: Slips = {
         i for i in right_visible(cells, s, q) if cells[i][1] == {s}
     ],
     "some are seen: is the list made anew in the loop, or a set compared by `==`?": lambda *_: [],
+    "only the first is there: is `return` inside the loop?": lambda *case: right_visible(*case)[:1],
+    "an empty cell does not end the loop: later cells may be seen": lambda cells, s, q: [
+        i for i in right_visible(cells, s, q) if all(p is not None for p, _ in cells[:i])
+    ],
     "the positions up to pos are seen, not those from pos on": lambda cells, s, q: [
         i for i in right_visible(cells, s, 99) if (cells[i][0] or 0) >= q
     ],

@@ -76,7 +76,7 @@ def _nodes(function: object) -> list[ast.AST]:
 def has_gap(function: object) -> bool:
     """Is there still a `...` among its lines? False where its source cannot be read."""
     return any(
-        isinstance(node, ast.Expr)
+        isinstance(node, ast.Expr | ast.Assign)
         and isinstance(node.value, ast.Constant)
         and node.value.value is ...
         for node in _nodes(function)
