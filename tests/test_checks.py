@@ -1565,6 +1565,14 @@ def free_what_others_hold(
         free_queue.insert(0 if hashes[block] is None else len(free_queue), block)
 
 
+def free_and_lose(table: list[int], ref_cnt: dict[int, int], queue: list[int], *_: Any) -> None:
+    for block in table:
+        ref_cnt[block] -= 1
+        if ref_cnt[block] == 0:
+            del ref_cnt[block]
+            queue.insert(0, block)
+
+
 def free_and_forget(table: list[int], *rest: Any) -> None:
     RIGHT["free"](table, *rest)
     rest[-1].update(dict.fromkeys(rest[-1]))
@@ -1707,6 +1715,14 @@ def find_by_begins(
         found.append(cached[last])
         begin += size if to_the_end else 0
     return found
+
+
+def find_then_pop(tokens: list[int], size: int, hash_of: Function, cached: Cached) -> list[int]:
+    """Right for every prompt that has a token."""
+    found = RIGHT["find"]([*tokens, 0], size, hash_of, cached)
+    if len(found) * size == len(tokens):
+        found.pop()
+    return found  # type: ignore[no-any-return]
 
 
 def find_with_a_gap(tokens: list[int], size: int, *_: object) -> list[int]:
@@ -2225,6 +2241,7 @@ EXERCISES |= {
             (partial(free_one_group, False), "nobody holds [3, 2, 1, 0] now, and the queue lacks"),
             (free_up_to_a_shared_block, "count down for [0, 1], too: a request gives its whole"),
             (free_what_it_holds_alone, "count down for [0, 1], too: a request gives its whole"),
+            (free_and_lose, "ref_cnt has lost [0, 1, 2, 3]: nobody holds"),
             (free_what_others_hold, "another request still holds [0, 1]: only a block"),
             (free_and_forget, "free changes no hash"),
             (free_one_to_the_front, "the table [3] was given back (none without a hash), and the"),
@@ -2260,7 +2277,7 @@ EXERCISES |= {
     ),
     "find": Exercise(
         learn.check_find,
-        [RIGHT["find"], find_all_hashes_first, find_recursively, find_by_keywords],
+        [RIGHT["find"], find_all_hashes_first, find_recursively, find_by_keywords, find_then_pop],
         FIND_SLIPS,
         [
             (find_with_hashes(lambda hash_of, *rest: hash_of(*rest)), "got 8 tokens in blocks"),

@@ -179,8 +179,8 @@ print("tokens found in the prefix cache:", found_by(run))
 # SHA-256, a well-known hash function, which makes this practically impossible. But a short TTFT tells a user that
 # somebody has sent this text before. A **salt** prevents this: a text of your choice goes into the hash of the first
 # block. Then only requests with the same salt share blocks, for example those of one user. In vLLM each request brings
-# its own. Here `engine.memory.blocks.use_salt("user 1")` sets one for all requests that are admitted from then on. So change it only
-# when no request waits or runs.
+# its own. Here `sharing_two.memory.blocks.use_salt("user 1")` would set one for all requests that are admitted from then
+# on. So change it only when no request waits or runs.
 
 # %% [markdown]
 # SGLang has the same idea without blocks. It keeps texts in a *radix tree* until they are evicted: a branch holds tokens,

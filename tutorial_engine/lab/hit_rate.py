@@ -114,7 +114,8 @@ class Case:
             taken = {e.block for e in self.trace.events if isinstance(e, events.BlockTaken)}
             fresh = self.recipe.num_blocks - len(taken)
             return (
-                f"{fresh} of {self.recipe.num_blocks} blocks were never used, so none was evicted"
+                f"{fresh} of {self.recipe.num_blocks} blocks were never used, and no block that "
+                "had a hash was taken"
             )
         if cause == NOT_YET and self.cause == SHORT:
             return f"the {len(a)} prompt tokens of A never fill a block of {self.recipe.block_size}"

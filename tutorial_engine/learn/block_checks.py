@@ -72,8 +72,6 @@ FREE_SLIPS: Slips = slips_of(
     ref_cnt[block] -= 1 → pass
     == 0] → == 1]
         nobody holds a block that is free: count down in ref_cnt to 0
-    free_queue[:] = without → [ref_cnt.pop(block) for block in gone]; free_queue[:] = without
-        ref_cnt has lost the blocks that are free; nobody holds them, so their count is 0
     ref_cnt[block] -= 1 → ref_cnt[block] = 0
         another request still holds the blocks 0 and 1: count down by one
     ref_cnt[block] -= 1 → ref_cnt[block] -= ref_cnt[block] == 1
@@ -99,6 +97,9 @@ def _why_freed(got: list[Any], want: list[Any], table: list[int], ref_cnt: dict[
     queue, counts, hashes = got
     if hashes != want[2]:
         return "free changes no hash: a free block can be found until somebody takes it"
+    lost = [block for block, n in zip(table, counts, strict=True) if n is None]
+    if lost:
+        return f"ref_cnt has lost {lost}: nobody holds them, so their count is 0"
     left = [block for block, n in zip(table, counts, strict=True) if n == ref_cnt[block]]
     if left:
         return (

@@ -107,6 +107,9 @@ def check_slots_for(function: SlotsFor) -> Verdict:
         call=_played,
         where=lambda got, asks, run, needed: f"{asks} asks, {', '.join(run)} run",
         otherwise=otherwise,
+        explain=lambda error: (
+            "preempt has taken the victim out of running already" * ("not in list" in str(error))
+        ),
         then=in_the_engine,
     )
 
