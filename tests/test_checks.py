@@ -1725,6 +1725,16 @@ def find_then_pop(tokens: list[int], size: int, hash_of: Function, cached: Cache
     return found  # type: ignore[no-any-return]
 
 
+def find_in_one_turn(
+    tokens: list[int], size: int, hash_of: Function, cached: Cached
+) -> list[int] | None:
+    for end in range(size, len(tokens), size):
+        if (first := hash_of(None, tokens[end - size : end])) not in cached:
+            break
+        return [cached[first]]
+    return None
+
+
 def find_with_a_gap(tokens: list[int], size: int, *_: object) -> list[int]:
     for _ in range(size, len(tokens), size):
         ...
@@ -2286,6 +2296,7 @@ EXERCISES |= {
                 "hash_of(parent, tokens) is given the tokens first",
             ),
             (partial(find_or, None), "returns None at a miss: return what was found so far"),
+            (find_in_one_turn, "is `return` inside the loop?"),
             (find_without_hash_of, "the keys of `cached` come from `hash_of`"),
             (lambda t, n, hash_of, _: [hash_of(t[:n])], "is given the tokens first"),
             (lambda t, n, hash_of, _: [hash_of(None, t[0])], "got 11 as the tokens; in hash_of("),

@@ -45,8 +45,6 @@ FIND_SLIPS: Slips = slips_of(
     """
     token_ids[end - block_size : end] → token_ids[end : end + block_size]
         `end` is where a block ends: its tokens are those before `end`
-    token_ids[end - block_size : end] → token_ids[:block_size]
-        each turn hashes the same tokens: go on to the next block
     hash_of(last, token_ids → hash_of(None, token_ids
         a hash stands for all that is before the block, too: give hash_of the hash of the block
         before it, and None only for the first block
@@ -59,7 +57,7 @@ FIND_SLIPS: Slips = slips_of(
         there was a miss, so a token is left to run anyway: leave out the last block only if all
         tokens are found
     return found → return found[:1]
-        there are more blocks than the first
+        there are more blocks than the first: is `return` inside the loop?
     break → continue
         stop at the first miss: a later block is of no use without the ones before it
     last = hash_of(last → parent = last; last = hash_of(last
@@ -82,6 +80,8 @@ FIND_SLIPS: Slips = slips_of(
         return the list of blocks, not how many there are
     return found → return block_size * len(found)
         return the list of blocks, not the number of tokens in them
+    token_ids[end - block_size : end] → token_ids[:block_size]
+        each turn hashes the same tokens: go on to the next block
     """,
 )
 
