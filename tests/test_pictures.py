@@ -519,7 +519,7 @@ def test_it_can_be_read(name: str) -> None:
     assert len(heights) <= 1 or name.startswith(("blocks", "pages")), "nothing jumps"
 
 
-FLOWS = re.compile(r".*: (attention|rope|cache|scheduler)|softmax steps")  # made of pieces
+FLOWS = re.compile(r".*: (attention|rope|cache)|softmax steps")  # made of pieces
 TAGS = {"svg", "style", "defs", "pattern", "rect", "g", "use", "text", "line", "path", "circle"}
 TAGS |= {"polygon", "polyline"}
 

@@ -180,7 +180,7 @@ SHOWS = (
         "03_scheduler",
         "Four policies and their idle places",
         _policies,
-        Card((0, 36, 700, 150), phone=(0, 0, 358, 125), rows=1),
+        Card((0, 36, 700, 150), phone=(0, 0, 372, 122), rows=1),
     ),
     Show(
         "pages",

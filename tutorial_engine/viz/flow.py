@@ -19,7 +19,6 @@ from tutorial_engine.viz.request_look import Look, chip, cut_to, text_width
 from tutorial_engine.viz.style import RULE
 
 PHONE = 430.0  # pixels of a picture across a screen of 390: letters of 11 are 9 high there
-NATURAL = 358.0  # of these pixels it shows each as one
 Draw = Callable[[Sheet, str, float, float], object]  # sheet, name, x and y of the upper left corner
 
 
@@ -36,8 +35,7 @@ class Piece(NamedTuple):
 
     def named(self, name: str) -> "Piece":
         """The same, with a name of its own."""
-        draw = self.draw
-        return Piece(*self[:2], lambda sheet, _, x, y: draw(sheet, name, x, y), self.stops)
+        return self._replace(draw=lambda sheet, _, x, y: self.draw(sheet, name, x, y))
 
 
 # -- what stands somewhere ------------------------------------------------------------------------
@@ -175,11 +173,10 @@ def framed(piece: Piece, wide: float = 0, pad: float = 12, **look: Any) -> Piece
     return Piece(wide, tall, draw, tuple(pad + stop for stop in piece.stops))
 
 
-def panel(title: str, *below: Piece, gap: float = 6, around: float | None = None) -> Piece:
+def panel(title: str, *below: Piece, gap: float = 6) -> Piece:
     """A part of the picture, with a title or "", which a phone shows alone, and in several if wide.
 
     A phone shows an explorer's or player's panels and nothing else of the body; a Picture whole.
-    `around`: of a wide one it shows what is near this place, counted from its left, in full size.
     """
     head = [words(title, 12, **BOLD)] if title else []
     whole, under = column(*head, *below, gap=gap), column(*below, gap=gap)
@@ -191,7 +188,7 @@ def panel(title: str, *below: Piece, gap: float = 6, around: float | None = None
         if stops and head:
             sheet.parts.append([(x, top, head[0].wide + 6, y + whole.tall - under.tall - top)])
             top = y + whole.tall - under.tall
-        for begin, end in _cuts(stops, whole.wide, around):
+        for begin, end in _cuts(stops, whole.wide):
             lead = [(x, top, stops[0] + 3, bottom - top)] if begin else []
             sheet.parts.append(
                 [*lead, (x + 3 * bool(begin) + begin, top, end - begin, bottom - top)]
@@ -200,18 +197,13 @@ def panel(title: str, *below: Piece, gap: float = 6, around: float | None = None
     return whole._replace(draw=draw)
 
 
-def _cuts(stops: Sequence[float], wide: float, around: float | None) -> list[tuple[float, float]]:
+def _cuts(stops: Sequence[float], wide: float) -> list[tuple[float, float]]:
     """From where to where a phone sees, behind the first column: as many columns as fit."""
     if not stops:
         return [(0, wide + 6)]
-    if around is not None:
-        room = NATURAL - stops[0] - 3
-        begin = min(max(around - room / 2, stops[0]), wide + 3 - room)
-        return [(begin, begin + room)]
-    room = PHONE - stops[0] - 3
     found, begin, ends = list[tuple[float, float]](), stops[0], [*stops[1:], wide + 3]
     for end, after in zip(ends, [*ends[1:], math.inf], strict=True):
-        if after - begin > room:
+        if stops[0] + 3 + after - begin > PHONE:
             found.append((begin, end))
             begin = end
     return found

@@ -44,7 +44,6 @@ def look(index: int) -> Look:
     return Look(colour, tint(colour, 0.24), tint(colour, 0.62), hatch)
 
 
-@cache
 def tint(colour: str, part: float) -> str:
     """The colour mixed with white: part 1 is the colour, 0 is white."""
     numbers = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
