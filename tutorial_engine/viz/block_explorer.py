@@ -17,10 +17,7 @@ from tutorial_engine.sampling.params import SamplingParams
 from tutorial_engine.trace.events import Recorder
 from tutorial_engine.viz.block_facts import BlockRun
 from tutorial_engine.viz.block_plots import (
-    MAX_BLOCKS,
     MAX_REQUESTS,
-    MAX_SIZE,
-    SIMPLE_BLOCKS,
     ZOOM,
     BlockView,
     SimpleBlockView,
@@ -64,26 +61,21 @@ class BlockExplorer(Explorer):
         self.prompts, self.new_tokens = list(prompts), new_tokens
         self.simple = simple
         self.title = "Pages explorer" if simple else self.title
-        most = SIMPLE_BLOCKS if simple else MAX_BLOCKS
+        _, most_blocks, most_size = (SimpleBlockView if simple else BlockView).most
         knobs: dict[str, Any] = {
-            "block_size": number("block size", block_size, 1, MAX_SIZE),
-            "num_blocks": number("blocks", num_blocks, 1, most),
+            "block_size": number("block size", block_size, 1, most_size),
+            "num_blocks": number("blocks", num_blocks, 1, most_blocks),
             "budget": number("token budget", 64, 1, MAX_BUDGET),
             "arrivals": choice("arrivals", [ALL_AT_ONCE, ONE_BY_ONE], arrivals),
         }
         if not simple:
             knobs["prefix_caching"] = choice("prefix caching", [ON, OFF], ON)
-            knobs["n"] = number("n", n, 1, MAX_SAMPLES)
+            knobs["n"] = number("n", n, 1, min(MAX_SAMPLES, MAX_REQUESTS // len(prompts)))
         super().__init__(knobs)
 
     def rerun(self) -> int:
         """Run all requests through a new engine on a new pool; the trace is all that is kept."""
         n = 1 if self.simple else self.value("n")
-        if n * len(self.prompts) > MAX_REQUESTS:
-            raise ValueError(
-                f"{len(self.prompts)} prompts with {n} samples each are {n * len(self.prompts)} "
-                f"requests, and the picture has room for {MAX_REQUESTS}."
-            )
         memory = PagedKVCache.from_config(
             self.model.config,
             block_size=self.value("block_size"),
