@@ -40,7 +40,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[Any]) -> None:
-    """What takes long is begun first, or one worker would be alone with it in the end."""
+    """What takes long is begun first, or one worker would be alone with it in the end.
+
+    After all cells of a notebook those that reveal an answer run once more, and say the same.
+    """
 
     def is_quick(item: pytest.Item) -> bool:
         is_long = item.get_closest_marker("browser") or item.get_closest_marker("slow")
@@ -52,7 +55,6 @@ def pytest_collection_modifyitems(items: list[Any]) -> None:
 
     items.sort(key=is_quick)
     for cell in [item for item in items if "predictions.reveal(" in source(item)]:
-        # after a Run All an answer that is run again says the same
         last = max(i for i, item in enumerate(items) if item.parent is cell.parent)
         place = {"cell_num": cell.cell_num, "cell": cell.cell, "options": cell.options}
         again = type(cell).from_parent(cell.parent, name=f"{cell.name} again", **place)

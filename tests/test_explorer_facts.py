@@ -46,7 +46,7 @@ from tutorial_engine.viz.scheduler_explorer import (
 )
 from tutorial_engine.viz.scheduler_view import COLUMNS, OVER
 from tutorial_engine.viz.tokens import token_label, token_labels
-from tutorial_engine.viz.words import percent
+from tutorial_engine.viz.words import counted, percent
 
 # -- attention and RoPE ----------------------------------------------------------------------------
 
@@ -543,6 +543,19 @@ def five(model: Qwen3ForCausalLM, tokenizer: Tokenizer) -> SchedulerExplorer:
 def test_the_four_policies_take_four_numbers_of_steps(five: SchedulerExplorer) -> None:
     took = {policy: turn(five, policy=policy).num_steps for policy in CLASSES}
     assert len({*took.values()}) == 4 and min(took, key=lambda policy: took[policy]) == "one rule"
+
+
+def test_a_pool_has_room_for_the_longest_prompt_wherever_its_knobs_stand(
+    model: Qwen3ForCausalLM, tokenizer: Tokenizer
+) -> None:
+    for simple in (True, False):
+        made = BlockExplorer(model, tokenizer, ["One day", PROMPTS[0]], simple=simple)
+        longest = len(tokenizer.encode(PROMPTS[0]).ids)
+        for size, blocks in ((1, 1), (4, 2), (16, 1), (16, 32)):
+            turn(made, block_size=size, num_blocks=blocks)
+            least = -(-(longest + 1) // size)
+            assert not made.error and made.run.num_blocks == max(blocks, least)
+            assert (f"has {counted(least, 'block')} and not" in made.note) == (blocks < least)
 
 
 def test_no_position_of_a_knob_is_refused(five: SchedulerExplorer) -> None:

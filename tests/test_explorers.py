@@ -73,8 +73,6 @@ TOLD: list[tuple[str, dict[str, Any], str]] = [  # to a learner who turns these 
     ("sampling", {"prompt": ""}, "The prompt is empty"),
     ("calculator", {"config_json": "{"}, "JSON"),
     ("calculator", {"config_json": '{"model_type": "<b>gpt2</b>"}'}, "type is '<b>gpt2</b>'"),
-    ("blocks", {"num_blocks": 2}, r"The engine refuses: .*A has \d+ tokens, but .* limited to 8"),
-    ("pages", {"num_blocks": 2}, "limited to 8: shorten it, or give the engine a larger memory"),
 ]
 ONE, STORY = "One day", PROMPTS[0]
 

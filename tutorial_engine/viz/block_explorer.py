@@ -4,6 +4,7 @@ Runs the real engine on a PagedKVCache with a recorder and shows what block_fact
 """
 
 from collections.abc import Sequence
+from math import ceil
 from typing import Any
 
 from tokenizers import Tokenizer
@@ -25,6 +26,7 @@ from tutorial_engine.viz.block_plots import (
 from tutorial_engine.viz.explorer import Explorer, choice, number
 from tutorial_engine.viz.recorded import ALL_AT_ONCE, ONE_BY_ONE, coming, labels, record
 from tutorial_engine.viz.scene import Scene
+from tutorial_engine.viz.words import counted
 
 ON, OFF = "on", "off"
 MAX_BUDGET, MAX_SAMPLES = 512, 4
@@ -76,10 +78,17 @@ class BlockExplorer(Explorer):
     def rerun(self) -> int:
         """Run all requests through a new engine on a new pool; the trace is all that is kept."""
         n = 1 if self.simple else self.value("n")
+        longest = max(len(self.tokenizer.encode(prompt).ids) for prompt in self.prompts)
+        asked, least = self.value("num_blocks"), ceil((longest + 1) / self.value("block_size"))
+        if asked < least:
+            self.note = (
+                f"The longest prompt has {longest} tokens and needs room for one more, so this run "
+                f"has {counted(least, 'block')} and not {asked}."
+            )
         memory = PagedKVCache.from_config(
             self.model.config,
             block_size=self.value("block_size"),
-            num_blocks=self.value("num_blocks"),
+            num_blocks=max(asked, least),
             dtype=self.model.dtype,
             device=self.model.device,
             prefix_caching=not self.simple and self.value("prefix_caching") == ON,
