@@ -391,8 +391,8 @@ SPOILED: dict[str, tuple[Callable[[Toy], object], str]] = {
         "request b is running",
     ),
     "over, in the queue": (
-        lambda toy: setattr(toy.requests["c"], "status", RequestStatus.ABORTED),
-        "request c is aborted",
+        lambda toy: setattr(toy.requests["c"], "is_over", True),
+        "request c is waiting",
     ),
     "computed without room": (
         lambda toy: setattr(toy.requests["a"], "num_computed_tokens", 4),

@@ -17,7 +17,7 @@ from tutorial_engine.sampling.stopping import Finish, StopChecker
 
 
 class RequestStatus(Enum):
-    """Where a request stands; what may follow is in TRANSITIONS."""
+    """Where a request stands. Nothing follows the last three."""
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -25,19 +25,6 @@ class RequestStatus(Enum):
     FINISHED = "finished"
     ABORTED = "aborted"
     ERROR = "error"
-
-
-_ENDS = {RequestStatus.ABORTED, RequestStatus.ERROR}
-
-# status -> those that may follow it
-TRANSITIONS: dict[RequestStatus, frozenset[RequestStatus]] = {
-    RequestStatus.WAITING: frozenset({RequestStatus.RUNNING, *_ENDS}),
-    RequestStatus.RUNNING: frozenset({RequestStatus.PREEMPTED, RequestStatus.FINISHED, *_ENDS}),
-    RequestStatus.PREEMPTED: frozenset({RequestStatus.RUNNING, *_ENDS}),
-    RequestStatus.FINISHED: frozenset(),
-    RequestStatus.ABORTED: frozenset(),
-    RequestStatus.ERROR: frozenset(),
-}
 
 
 class Logprob(NamedTuple):
@@ -127,7 +114,7 @@ class Request:
         self.error: str | None = None
         self.num_cached_tokens: int | None = None  # found in the cache when it was first admitted
         self.is_over = False  # finished, aborted or failed: nothing may follow
-        self._status = RequestStatus.WAITING
+        self.status = RequestStatus.WAITING
         self.group = SampleGroup([self])
 
     @property
@@ -144,17 +131,6 @@ class Request:
     def output_token_ids(self) -> list[int]:
         """The tokens sampled so far."""
         return self.token_ids[self.num_prompt_tokens :]
-
-    @property
-    def status(self) -> RequestStatus:
-        """Where it stands. AssertionError for a change that TRANSITIONS does not have."""
-        return self._status
-
-    @status.setter
-    def status(self, to: RequestStatus) -> None:
-        name, now = self.request_id, self._status
-        assert to in TRANSITIONS[now], f"request {name} is {now.value}: it cannot become {to.value}"
-        self._status, self.is_over = to, not TRANSITIONS[to]
 
     @property
     def metrics(self) -> RequestMetrics:
@@ -176,7 +152,8 @@ class Request:
         self, status: RequestStatus, finish: Finish, now: float, error: str | None = None
     ) -> None:
         """Nothing follows. What the checker held back of the text is text now."""
-        self.status = status
+        assert not self.is_over, f"request {self.request_id} has ended: {self.finish}"
+        self.status, self.is_over = status, True
         if self.checker.finish is None:
             self.checker.end(finish)
         self.finish, self.finished, self.error = finish, now, error
