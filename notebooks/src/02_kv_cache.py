@@ -340,8 +340,8 @@ print("untouched:  ", mine.go_on(mine.memory(NAMO), NAMO))
 print("transplant: ", story_with(3, "KV"))
 
 # %% [markdown]
-# The screen still says Namo, and the story is about Nedo. You have copied 512 bytes. (With other pairs the old name vanishes
-# as well, but often a third one comes: the slots behind it still hold the old text.)
+# The screen still says Namo, and the story is about Nedo. You have copied 512 bytes. (With other pairs the old name nearly always
+# vanishes as well, but often a third one comes: the slots behind it still hold the old text.)
 
 # %%
 predictions.ask(

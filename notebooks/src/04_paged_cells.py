@@ -2,7 +2,7 @@
 # # 04 · Pages, cells and layers
 #
 # In notebook 03 each request had a whole row of memory. Here you give memory out in small pieces, when it is needed,
-# and three times as many users run in the same memory. Only the *map* changes: it says in which *slot* K and V of
+# so that more users run in the same memory. Only the *map* changes: it says in which *slot* K and V of
 # each token lie.
 #
 # | sitting | about | time |
@@ -828,8 +828,8 @@ layouts_picture(layouts(few_numbers), layer=1, token=1, num_tokens=5)  # the las
 
 # %% [markdown]
 # A forward reads K and V of one layer at a time. By token, every token is a piece of its own: 1000 tokens are 1000
-# pieces. By layer, 1000 neighbours are 2 long pieces. In scattered blocks of 16 they are up to 126 pieces, and in
-# scattered cells 2000, more than by token. With heads first there are twice as many here. So by layer neighbours
+# pieces. By layer, 1000 neighbours are 2 long pieces. In scattered blocks of 16 they are up to 126 pieces (63 of K, 63 of V), and in
+# scattered cells 2 · 1000, more than by token. With heads first there are twice as many here. So by layer neighbours
 # make long pieces, and by token they never do. This is one reason why vLLM, SGLang and llama.cpp keep the data by layer by default.
 
 # %% [markdown]
@@ -901,7 +901,7 @@ for name, backend in ways.items():  # measured here
     print(f"{name:18}" + "".join(f"{ms:8.1f}" for ms in least))
 
 # %% [markdown]
-# Reading in place does depend on it. Each block is one turn of the loop, so with blocks of 1 the loop is ten times slower or more than with
+# Reading in place does depend on it. Each block is one turn of the loop, so with blocks of 1 the loop is about ten times slower than with
 # blocks of 16. So 16 is a compromise. Larger blocks mean fewer turns and less bookkeeping. Smaller blocks waste less,
 # and find more of a common beginning. In a kernel a turn starts no PyTorch operations, so small blocks cost less
 # there. SGLang's default is 1 where the attention kernel allows it (on NVIDIA's large B200 the

@@ -179,8 +179,7 @@ print("tokens found in the prefix cache:", found_by(run))
 # SHA-256, a well-known hash function, which makes this practically impossible. But a short TTFT tells a user that
 # somebody has sent this text before. A **salt** prevents this: a text of your choice goes into the hash of the first
 # block. Then only requests with the same salt share blocks, for example those of one user. In vLLM each request brings
-# its own. Here `sharing_two.memory.blocks.use_salt("user 1")` would set one for all requests that are admitted from then
-# on. So change it only when no request waits or runs.
+# its own. Here `sharing_two.memory.blocks.use_salt("user 1")` sets one for all who are admitted from then on: change it only when no request waits or runs.
 
 # %% [markdown]
 # SGLang has the same idea without blocks. It keeps texts in a *radix tree* until they are evicted: a branch holds tokens,
@@ -730,7 +729,7 @@ for name, group in (groups | {"all": paths}).items():
     print(f"{name:44}{sum(rows[path].ok for path in group):2} of {len(group):2} paths ✔")
 
 # %% [markdown]
-# Do the parts also decide what vLLM decides? Two runs of vLLM 0.32 were recorded in which memory is too small. Now
+# Do the parts also decide what vLLM decides? Forty runs of vLLM 0.32 were recorded. We take two in which memory is too small, and
 # `server` serves the same requests with your parts. A step has vLLM's *plan* if it runs as many tokens of each request,
 # finds as many (for requests that come for the first time) and preempts the same ones. The step counts as vLLM's if the
 # blocks correspond, too. (If vLLM's block 5 is our block 0 once, it must be so in every step.)
