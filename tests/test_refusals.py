@@ -23,7 +23,7 @@ from tutorial_engine.engine.generate import generate, stream
 from tutorial_engine.engine.request import Request
 from tutorial_engine.engine.runner import ModelRunner, prefill
 from tutorial_engine.engine.scheduler import Scheduler
-from tutorial_engine.model.attention import SdpaAttention
+from tutorial_engine.model.attention import NaiveAttention, SdpaAttention
 from tutorial_engine.sampling.params import SamplingParams
 from tutorial_engine.sampling.sampler import SampledToken, Sampler
 from tutorial_engine.trace.events import Recorder
@@ -95,7 +95,7 @@ CALLS: dict[str, tuple[Call, str]] = {
     "an abort of nobody": (lambda e: e.abort_request("b"), "no request 'b' is here"),
     "a second engine on its memory": (
         lambda e: LLMEngine(MODEL, memory=e.memory),
-        r"another engine.*\['a'.*\] are not over: finish or abort them, or make a new memory",
+        r"another engine.*\['a'.*\] are not over: make a new memory, or finish or abort them",
     ),
 }
 
@@ -263,6 +263,10 @@ def policy(**methods: Callable[..., Any]) -> type[Scheduler]:
 POLICIES: dict[str, tuple[type[Scheduler], str]] = {
     "no number": (policy(num_tokens_to_run=lambda *_: None), "run gave None .*`return` missing"),
     "less than none": (policy(num_tokens_to_run=lambda *_: -1), "gave -1 .*0 for none"),
+    "more than the step has": (
+        policy(num_tokens_to_run=lambda self, request, plan: request.num_new_tokens),
+        "this step has room for",
+    ),
     "never any": (policy(num_tokens_to_run=lambda *_: 0), r"planned nothing, and \['r0', 'r1'"),
     "no plan": (policy(schedule=lambda self: None), "schedule gave None: it must return the list"),
     "a request twice": (
@@ -282,7 +286,7 @@ POLICIES: dict[str, tuple[type[Scheduler], str]] = {
 @pytest.mark.parametrize("what", POLICIES)
 def test_a_policy_that_is_wrong_is_named(what: str) -> None:
     scheduler, says = POLICIES[what]
-    limits = EngineConfig(max_num_seqs=2, max_model_len=LIMIT)
+    limits = EngineConfig(max_num_seqs=2, max_num_batched_tokens=6, max_model_len=LIMIT)
     engine = small_engine(scheduler=scheduler, config=limits)
     with pytest.raises((ValueError, RuntimeError), match=f"Mine.*{says}"):
         engine.generate(PROMPTS, FIVE)
@@ -340,4 +344,20 @@ def test_a_sampler_that_gives_no_token_ends_its_request_alone(given: object, say
     assert outputs["1"].outputs[0].finish_reason == "error"
     assert outputs["1"].outputs[0].token_ids == RIGHT[1][:1]
     assert re.search(f"OwnSampler.sample gave .*{re.escape(says)}", str(outputs["1"].error))
+    serves_on(engine)
+
+
+@pytest.mark.parametrize("bend", [lambda out: None, lambda out: out[:1], lambda out: out.mT])
+def test_a_backend_that_gives_another_shape_is_named(bend: Callable[..., Any]) -> None:
+    """Most of these would broadcast, and give wrong tokens."""
+
+    class Bent(NaiveAttention):
+        def attend(self, *parts: Any) -> Any:
+            return bend(super().attend(*parts))
+
+    engine = small_engine()
+    engine.runner.attention = Bent(cache=engine.memory.storage)
+    with pytest.raises(AssertionError, match=r"Bent.attend gave .* is wanted"):
+        engine.generate(PROMPTS, FIVE)
+    engine.runner.attention = NaiveAttention(cache=engine.memory.storage)
     serves_on(engine)

@@ -227,7 +227,8 @@ class LLMEngine:
         if isinstance(user, LLMEngine) and user.scheduler.has_unfinished:
             raise ValueError(
                 f"this memory serves another engine (memory.user), whose requests "
-                f"{sorted(user.requests)} are not over: finish or abort them, or make a new memory"
+                f"{sorted(user.requests)} are not over: make a new memory, or finish or abort them "
+                "(an engine that was broken off cannot)"
             )
         if held:
             raise ValueError(
