@@ -34,36 +34,24 @@ def test_checkpoint_is_of_the_shape_that_training_makes(
     assert model.config == train.tiny_config()
     assert tokenizer.encode(train.END_OF_TEXT).ids == list(model.config.eos_token_ids) == [0]
     assert tokenizer.get_vocab_size() == model.config.vocab_size == train.VOCAB_SIZE
-    stored = sum(tensor.numel() for tensor in load_file(TINY / "model.safetensors").values())
-    assert stored == model.num_parameters()
 
 
-def test_logits_and_ids_are_those_of_transformers(
-    model: Qwen3ForCausalLM, tokenizer: Tokenizer
-) -> None:
-    theirs = AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float32)
-    their_tokenizer = AutoTokenizer.from_pretrained(TINY)
-    assert type(theirs).__name__ == "Qwen3ForCausalLM"
+def test_ids_and_text_are_those_of_transformers(tokenizer: Tokenizer) -> None:
+    theirs = AutoTokenizer.from_pretrained(TINY)
     for text in TEXTS:
         ids = tokenizer.encode(text).ids
-        assert their_tokenizer(text)["input_ids"] == ids
-        assert their_tokenizer.decode(ids) == tokenizer.decode(ids) == text
-        ours = model.compute_logits(model(Batch.from_sequences([ids])))
-        assert (ours - theirs(torch.tensor([ids])).logits[0]).abs().max() <= 1e-4
+        assert theirs(text)["input_ids"] == ids
+        assert theirs.decode(ids) == tokenizer.decode(ids) == text
 
 
 # -- what it learned ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("period", [12, 32, 60])
-@pytest.mark.parametrize("seed", [0, 1, 2])
-def test_a_head_does_induction(model: Qwen3ForCausalLM, period: int, seed: int) -> None:
-    scores = induction_scores(model, seed=seed, period=period)
-    assert scores.shape == (4, 6)
-    assert scores.min() >= 0 and scores.max() <= 1
-    assert scores.max() >= 0.6
+def test_a_head_does_induction(model: Qwen3ForCausalLM, period: int) -> None:
+    assert 0.6 <= induction_scores(model, period=period).max() <= 1
     untrained = Qwen3ForCausalLM(train.tiny_config()).draw_weights()
-    assert induction_scores(untrained, seed, period).max() < 0.15
+    assert induction_scores(untrained, period=period).max() < 0.15
 
 
 def test_the_second_round_of_random_tokens_is_predicted(model: Qwen3ForCausalLM) -> None:
@@ -121,22 +109,6 @@ def test_what_is_whose_and_who_is_speaking_is_kept_apart(
 
 
 # -- training -----------------------------------------------------------------------------------
-
-
-def test_random_rows_ask_only_for_what_was_said_before() -> None:
-    rng = random.Random(0)
-    periods = set()
-    for _ in range(200):
-        ids, targets = train.random_row(rng)
-        assert len(ids) == len(targets) == train.SEQ_LEN
-        first = next(i for i, target in enumerate(targets) if target != train.IGNORE)
-        period = first + 1
-        periods.add(period)
-        assert all(target == train.IGNORE for target in targets[:first])
-        for i in range(first, train.SEQ_LEN):
-            assert targets[i] == ids[i + 1 - period], "the target was said one period ago"
-            assert i + 1 == train.SEQ_LEN or targets[i] == ids[i + 1], "and comes next"
-    assert min(periods) >= 8 and max(periods) <= train.SEQ_LEN // 2 and len(periods) > 20
 
 
 @pytest.fixture(scope="module")
