@@ -289,16 +289,10 @@ def test_random_operations_do_what_the_slow_model_does() -> None:
 # -- hashes and integrity -------------------------------------------------------------------------
 
 
-def test_a_hash_depends_on_parent_tokens_and_salt() -> None:
+def test_a_hash_is_that_of_the_tokens_and_the_salt_everywhere() -> None:
     one, other = BlockManager(8, 4), BlockManager(8, 4, salt="another model")
-    keys = {
-        one.hash_of(None, [1, 2]),
-        one.hash_of(None, [2, 1]),
-        one.hash_of(None, [258]),
-        one.hash_of(one.hash_of(None, [1, 2]), [1, 2]),
-        other.hash_of(None, [1, 2]),
-    }
-    assert len(keys) == 5 and {len(key) for key in keys} == {32}
+    keys = {one.hash_of(None, [1, 2]), one.hash_of(None, [258]), other.hash_of(None, [1, 2])}
+    assert len(keys) == 3
     # always the same one, on every machine of this byte order: no hash() of Python's
     assert one.hash_of(None, [1, 2]) == BlockManager(1, 2).hash_of(None, (1, 2))
 
@@ -337,19 +331,6 @@ def test_what_contradicts_itself_is_seen(name: str) -> None:
     CORRUPTIONS[name](blocks)
     with pytest.raises(AssertionError):
         blocks.check_integrity()
-
-
-@pytest.mark.parametrize("how", ["shared", "cached"])
-def test_a_write_to_a_block_of_others_is_a_bug(how: str) -> None:
-    """Only the block of the first position is ever copied; no right use shares a later one."""
-    blocks = BlockManager(8, 4)
-    blocks.admit("a", range(12))
-    if how == "shared":
-        blocks.fork("a", "b", 12)
-    else:
-        blocks.blocks[2].hash = b"x"
-    with pytest.raises(AssertionError, match="a would write to block"):
-        blocks.extend("a", 4, 12)
 
 
 # -- planted bugs ---------------------------------------------------------------------------------

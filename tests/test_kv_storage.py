@@ -17,7 +17,7 @@ from torch import Tensor
 from tutorial_engine.cache import CellKVCache, PagedKVCache, StaticKVCache
 from tutorial_engine.cache.config import KVCacheSpec, length_for
 from tutorial_engine.cache.rows import GrowingKVCache
-from tutorial_engine.cache.storage import KVStorage, as_slots
+from tutorial_engine.cache.storage import KVStorage
 from tutorial_engine.model.batch import Allocation, Batch, Slots
 from tutorial_engine.model.config import ModelConfig
 
@@ -94,17 +94,6 @@ def test_rows_are_the_same_memory_in_five_axes(slots_first: bool, rows: int) -> 
         assert torch.equal(v[1, slot // n, :, slot % n], its_v)
     k[2, 0, :, 0], v[2, 0, :, 0] = 9, 8
     assert unwritten(storage, 2) == list(range(1, SLOTS))
-
-
-@given(st.lists(st.integers(0, 99), unique=True) | st.builds(range, st.integers(0, 9)).map(list))
-def test_neighbours_are_a_slice_and_others_a_tensor(numbers: list[int]) -> None:
-    slots = as_slots(numbers)
-    start = numbers[0] if numbers else 0
-    if numbers == [start + i for i in range(len(numbers))]:
-        assert slots == slice(start, start + len(numbers))
-    else:
-        assert isinstance(slots, Tensor) and slots.dtype == torch.int64
-        assert slots.tolist() == numbers
 
 
 # -- what attention asks: write, then read ------------------------------------------------------
@@ -330,22 +319,6 @@ def test_twins_agree_and_a_model_of_lists_does_too(steps: list[dict[str, int]]) 
                 want = [torch.stack(x) for x in zip(*own, strict=True)]
                 for got in (ours[layer][s], theirs[layer][s]):
                     assert all(torch.equal(a, b) for a, b in zip(want, got, strict=True))
-
-
-@pytest.mark.parametrize(
-    "corrupt",
-    [
-        lambda cache: cache._free.pop(),
-        lambda cache: cache._free.append(0),
-        lambda cache: cache._rows.update(b=0),
-        lambda cache: cache._free.__setitem__(-1, 7),
-    ],
-)
-def test_rows_that_do_not_add_up_are_noticed(corrupt: Callable[[Any], object]) -> None:
-    cache = Drive(static(), a=3).cache
-    corrupt(cache)
-    with pytest.raises(AssertionError):
-        cache.check_integrity()
 
 
 def test_twin_copies_all_there_is_at_every_step_and_has_no_limit() -> None:

@@ -137,14 +137,6 @@ needs_onednn = pytest.mark.skipif(
 )
 
 
-def random_linear(in_features: int, out_features: int, bias: bool, dtype: torch.dtype) -> Linear:
-    linear = Linear(in_features, out_features, bias).to(dtype)
-    linear.weight.data.normal_(std=0.02)
-    if linear.bias is not None:
-        linear.bias.data.normal_()
-    return linear
-
-
 # -- the layers -----------------------------------------------------------------------------------
 
 
@@ -208,27 +200,13 @@ def test_which_layers_have_a_faster_twin(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @needs_onednn
-@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("rows", [1, 16, 128])
-@pytest.mark.parametrize("shape", [(96, 200), (17, 33)])
-def test_packed_linear_equals_plain(
-    dtype: torch.dtype, bias: bool, rows: int, shape: tuple[int, int]
-) -> None:
-    if not can_prepack(CPU, dtype):
-        pytest.skip(f"oneDNN takes no {dtype} here")
-    plain = random_linear(*shape, bias, dtype)
+def test_weights_of_a_packed_linear_come_back_bit_for_bit(bias: bool) -> None:
+    """What it computes is compared above, in whole models."""
+    plain = Linear(17, 33, bias).requires_grad_(False)
+    plain.weight.normal_()
     packed = PackedLinear(plain)
-    x = torch.randn(rows, shape[0]).to(dtype)
-    ours, expected = packed(x), plain(x)
-    assert ours.dtype == dtype and ours.shape == (rows, shape[1])
-    # fp32: another order of 96 additions. bf16: both add in fp32 and round once, so they may land
-    # on neighbours, 2 ** -7 apart, or twice that where the bias is added after a first rounding
-    tolerance = {torch.float32: 1e-5, torch.bfloat16: 2 * torch.finfo(torch.bfloat16).eps}[dtype]
-    torch.testing.assert_close(ours, expected, atol=tolerance / 4, rtol=tolerance)
-    # the weights come back, and are saved, bit for bit
     assert [name for name, _ in packed.named_parameters()] == ["bias"] * bias
-    assert torch.equal(packed.weight, plain.weight) and packed.weight.dtype == dtype
     got, want = packed.state_dict(), plain.state_dict()
     assert got.keys() == want.keys() and all(torch.equal(got[name], want[name]) for name in want)
 

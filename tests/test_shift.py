@@ -7,7 +7,6 @@ import torch
 from tokenizers import Tokenizer
 
 from tutorial_engine.cache.cells import CellKVCache
-from tutorial_engine.engine.generate import generate
 from tutorial_engine.engine.request import Request
 from tutorial_engine.engine.runner import forward
 from tutorial_engine.lab.shift import (
@@ -18,7 +17,6 @@ from tutorial_engine.lab.shift import (
 )
 from tutorial_engine.model.batch import Batch
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
-from tutorial_engine.sampling.params import SamplingParams
 from tutorial_engine.viz.memory_plots import TOLERANCE
 
 TOKENS = [(7 * i + i * i) % 97 for i in range(24)]
@@ -67,27 +65,12 @@ def test_nothing_to_forget_or_to_keep_is_refused(discard: int) -> None:
 STORY = "Once upon a time Anna had a red kite. Ben had a blue ball."
 
 
-@pytest.mark.parametrize("discard", [6, 10])
-def test_fresh_text_is_that_of_the_model_on_what_was_kept(
-    discard: int, model: Qwen3ForCausalLM, tokenizer: Tokenizer
-) -> None:
-    ids = tokenizer.encode(STORY).ids
-    told = shifted_text(model, tokenizer, STORY, discard, 12)
-    params = SamplingParams(max_tokens=12, ignore_eos=True, logprobs=2)
-    (output,) = generate(model, [ids[discard:]], params, tokenizer=tokenizer)
-    assert told.fresh == tokenizer.decode(output.outputs[0].token_ids, skip_special_tokens=False)
-    for table in output.outputs[0].logprobs or ():
-        best, second = (entry.logprob for entry in table.values())
-        assert best - second > 1e-3, "the text does not hang on rounding"
-    assert told.forgotten + told.kept == STORY and told.gap == shift_gap(model, ids, discard)
-    assert told == shifted_text(model, tokenizer, ids, discard, 12)
-
-
 def test_the_trained_model_goes_on_otherwise_and_one_layer_does_not(
     model: Qwen3ForCausalLM, tokenizer: Tokenizer
 ) -> None:
     told = shifted_text(model, tokenizer, STORY + " Anna had a d", 6)
     assert told.gap.logits > 0.5 and told.num_same < told.num_tokens == 16
     assert told.shifted != told.fresh and told.shifted[:4] == told.fresh[:4]
+    assert told.forgotten + told.kept == STORY + " Anna had a d"
     one = shifted_text(random_model(1), tokenizer, [t % 97 for t in TOKENS], 6)
     assert one.num_same == 16 and one.shifted == one.fresh and one.gap.logits <= TOLERANCE

@@ -64,34 +64,6 @@ def test_what_ends_it_by_hand() -> None:
         assert checker.num_tokens == taken
 
 
-# -- stop strings, by hand; and by definition below -----------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("text", "stops", "stop", "left"),
-    [
-        ("one two three", ["two", "ne"], "ne", "o"),
-        ("one two three", ["w t"], None, "one two three"),
-        ("abcd", ["abcd", "bc"], "bc", "a"),  # contained, complete first
-        ("abcd", ["bcd", "cd", "abcd"], "abcd", ""),  # all complete at once: the longest
-        ("aaab", ["aab"], "aab", "a"),
-        ("wait 👩‍👩‍👧 no", ["👧"], "👧", "wait 👩‍👩‍"),
-        ("né€", ["é€", "x"], "é€", "n"),
-    ],
-)
-def test_stop_string_is_found_wherever_tokens_end(
-    text: str, stops: list[str], stop: str | None, left: str, tokenizer: Tokenizer
-) -> None:
-    cuts = [spell(tokenizer, text.encode(), random.Random(seed)) for seed in range(3)]
-    for ids in (tokenizer.encode(text).ids, spell(tokenizer, text.encode()), *cuts):
-        checker = StopChecker(SamplingParams(stop=stops, max_tokens=len(ids)), [], tokenizer)
-        n, finish = feed(checker, ids)
-        assert finish == (Finish("length") if stop is None else Finish("stop", stop))
-        assert checker.text == left
-        if stop is not None:  # and at the earliest token
-            assert stop in tokenizer.decode(ids[:n]) and stop not in tokenizer.decode(ids[: n - 1])
-
-
 @pytest.mark.parametrize("stop", ["a", "two", "one two"])
 def test_stop_string_in_one_long_token_and_before_an_open_character(stop: str) -> None:
     text = "oneĠtwoĠa" + LETTERS["€".encode()[0]]
