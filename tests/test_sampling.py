@@ -227,11 +227,13 @@ def test_batch_is_each_request_alone() -> None:
         SamplingParams(min_tokens=4, stop_token_ids=[1, 2, 3]),
     ]
     together, alone = [Sampler(p) for p in kinds], [Sampler(p) for p in kinds]
+    assert [s.takes_best for s in together] == [True, False, False, False, False]
     for _ in range(10):
         logits = torch.randn(len(kinds), 12)
         rows = zip(logits, alone, strict=True)
         assert tokens_of(logits, together) == [s.sample(row) for row, s in rows]
     assert [s.num_sampled for s in together] == [10] * len(kinds)
+    assert together[4].takes_best, "its min_tokens are there: one max for all is enough again"
 
 
 def test_draws_follow_the_filtered_softmax() -> None:
