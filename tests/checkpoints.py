@@ -55,14 +55,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "as many K/V heads as heads": {"num_key_value_heads": 4},
     "one layer": {"num_hidden_layers": 1},
     "head_dim 20": {"head_dim": 20, "num_attention_heads": 6, "num_key_value_heads": 3},
-    "head_dim 24, tied, bias": {
-        "head_dim": 24,
-        "tie_word_embeddings": True,
-        "attention_bias": True,
-    },
     "smallest head_dim": {"head_dim": 2},
     "large rope_theta and eps": {"rope_theta": 1_000_000.0, "rms_norm_eps": 1e-2},
-    "sharded": {"max_shard_size": "20KB"},
     "sharded, tied": {"max_shard_size": "20KB", "tie_word_embeddings": True},
 }
 

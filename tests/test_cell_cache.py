@@ -4,7 +4,6 @@ import random
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
-from unittest.mock import patch
 
 import pytest
 import torch
@@ -17,6 +16,7 @@ from tutorial_engine.cache.config import KVCacheSpec
 from tutorial_engine.cache.storage import KVStorage
 from tutorial_engine.engine.request import Request
 from tutorial_engine.engine.runner import prefill
+from tutorial_engine.learn.bugs import Zoo, edited, planted
 from tutorial_engine.model.batch import Batch
 from tutorial_engine.model.rope import RotaryEmbedding, apply_rope
 
@@ -233,54 +233,17 @@ def test_after_any_operations_one_layer_gives_the_logits_of_a_fresh_run(number: 
 
 # -- planted bugs in the shift --------------------------------------------------------------------
 
-right_take, right_apply, right_set = (
-    CellTable.take_shifts,
-    CellKVCache.apply_shifts,
-    CellTable._set,
-)
+BUGS: Zoo = {
+    "the other sign": edited(CellTable, "take_shifts", ("].shift for", "].shift * -1 for")),
+    "never cleared": edited(CellTable, "take_shifts", ("_replace(shift=0)", "_replace()")),
+    "only the last add counts": edited(CellTable, "seq_add", ("shift + delta))", "delta))")),
+    "in the first layer only": edited(
+        CellKVCache, "apply_shifts", ("in self.storage.k:", "in self.storage.k[:1]:")
+    ),
+}
 
 
-def other_sign(self: CellTable) -> dict[int, int]:
-    return {cell: -shift for cell, shift in right_take(self).items()}
-
-
-def never_cleared(self: CellTable) -> dict[int, int]:
-    return {cell: self[cell].shift for cell in self._lagging}
-
-
-def last_add_only(self: CellTable, cell: int, content: Any) -> None:
-    lag = content.shift - self[cell].shift
-    right_set(self, cell, content._replace(shift=lag) if content.shift else content)
-
-
-def turns_values_too(self: CellKVCache) -> int:
-    cells = torch.tensor(sorted(self.table._lagging))
-    done = right_apply(self)
-    for layer in range(self.storage.spec.num_layers if done else 0):
-        k, v = self.storage.read_slots(layer, cells)
-        self.storage.write_slots(layer, cells, k, v.roll(1, -1))
-    return done
-
-
-def first_layer_only(self: CellKVCache) -> int:
-    rest = self.storage.k[1:].clone()
-    done = right_apply(self)
-    self.storage.k[1:] = rest
-    return done
-
-
-@pytest.mark.parametrize(
-    ("owner", "name", "wrong"),
-    [
-        (CellTable, "take_shifts", other_sign),
-        (CellTable, "take_shifts", never_cleared),
-        (CellTable, "_set", last_add_only),
-        (CellKVCache, "apply_shifts", turns_values_too),
-        (CellKVCache, "apply_shifts", first_layer_only),
-    ],
-    ids=lambda value: getattr(value, "__name__", value),
-)
-def test_planted_bug_in_the_shift_is_caught(owner: type, name: str, wrong: Any) -> None:
-    check_shift(False)
-    with patch.object(owner, name, wrong), pytest.raises(AssertionError):
+@pytest.mark.parametrize("name", BUGS)
+def test_planted_bug_in_the_shift_is_caught(name: str) -> None:
+    with planted(name, BUGS), pytest.raises(AssertionError):
         check_shift(False)

@@ -27,7 +27,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoConfig
 
-from tutorial_engine.model.checkpoint import MERGED, load_model, load_tokenizer, resolve_checkpoint
+from tutorial_engine.model.checkpoint import load_model, load_tokenizer, resolve_checkpoint
 from tutorial_engine.model.config import ModelConfig
 
 IDS = random_sequences([9, 4], 97)
@@ -56,37 +56,6 @@ def test_sharded_files_give_the_same_weights(make_checkpoint: MakeCheckpoint) ->
     ours = dict(load_model(single, fast=False).named_parameters())
     for name, parameter in load_model(sharded, fast=False).named_parameters():
         assert torch.equal(parameter, ours[name]), name
-
-
-def test_merged_rows_are_q_then_k_then_v_and_gate_then_up(make_checkpoint: MakeCheckpoint) -> None:
-    folder = make_checkpoint(attention_bias=True)
-    file = load_file(folder / "model.safetensors")
-    ours = dict(load_model(folder, fast=False).named_parameters())
-    for merged, parts in MERGED.items():
-        names = [name for name in ours if merged in name]
-        assert names
-        for name in names:
-            pieces = [file[name.replace(merged, part)] for part in parts]
-            assert torch.equal(ours[name], torch.cat(pieces)), name
-
-
-def test_old_style_config_loads_the_same(make_checkpoint: MakeCheckpoint) -> None:
-    folder = make_checkpoint(rope_theta=1e6, tie_word_embeddings=True)
-    before = logits_of(folder)
-    edit_config(
-        folder,
-        remove=("rope_parameters", "dtype", "layer_types"),
-        rope_theta=1e6,
-        rope_scaling=None,
-        torch_dtype="float32",
-        use_sliding_window=False,
-        sliding_window=None,
-    )
-    assert torch.equal(logits_of(folder), before)
-    theirs = reference_logits(load_reference(folder), IDS)
-    assert largest_difference(before, theirs) <= fp32_tolerance(theirs)
-    edit_config(folder, rope_theta=100.0)
-    assert largest_difference(logits_of(folder), before) > 0.1
 
 
 def test_bf16_file_loads_exactly_into_fp32(make_checkpoint: MakeCheckpoint) -> None:
@@ -143,10 +112,6 @@ def swap_q_and_k(t: dict[str, Tensor]) -> None:
     t[q], t[k] = t[k], t[q]
 
 
-def three_kinds(t: dict[str, Tensor]) -> None:
-    t["odd"], t[HEAD] = t.pop(NORM), torch.zeros(3)
-
-
 def cut(keep: int) -> Edit:
     def truncate(folder: Path) -> None:
         file = folder / "model.safetensors"
@@ -161,19 +126,13 @@ def only_pickles(folder: Path) -> None:
 
 ONE_FILE: list[tuple[Edit, str]] = [
     *((without(name), f"1 missing: {name}") for name in (QKV.format("k"), NORM, TABLE, HEAD)),
-    (without("model.layers.0.mlp.up_proj.weight"), r"1 missing: model.layers.0.mlp.up_proj"),
-    (without("model.layers.2.self_attn.q_norm.weight"), "1 missing: model.layers.2.*q_norm"),
     (without("model.layers.1.self_attn.v_proj.bias"), "1 missing: model.layers.1.*v_proj.bias"),
     (config(attention_bias=False), r"12 not known: model\.layers\.0.*k_proj\.bias, .*\.\.\."),
     (shorter(QKV.format("q")), rf"mis-shaped: {QKV.format('q')} is \[63, 48\].*\[64, 48\]"),
-    (shorter(NORM), rf"mis-shaped: {NORM} is \[47\].*\[48\]"),
     (shorter(HEAD), rf"mis-shaped: {HEAD} is \[96, 48\].*\[97, 48\]"),
     (tensors(swap_q_and_k), "2 mis-shaped"),
-    (tensors(three_kinds), "1 missing.*1 not known: odd.*1 mis-shaped"),
-    *((of_dtype(d), f"1 of no type .*quantised.*: {DOWN} is I") for d in (torch.int8, torch.int64)),
-    (of_dtype(torch.bool), f"1 of no type .*: {DOWN} is BOOL"),
+    (of_dtype(torch.int8), f"1 of no type .*quantised.*: {DOWN} is I8"),
     (of_dtype(torch.float8_e4m3fn), f"1 of no type .*: {DOWN} is F8"),
-    (of_dtype(torch.complex64), f"1 of no type .*: {DOWN} is C64"),
     *(
         (tensors(lambda t, x=x: t[DOWN][2, 3].fill_(x)), f"{DOWN} in '.*' holds NaN or infinite")
         for x in (torch.nan, torch.inf, -torch.inf)
@@ -305,35 +264,20 @@ QWEN3_06B: dict[str, Any] = json.loads("""{
 REQUIRED = ("model_type", *SIZES, "num_key_value_heads")
 
 
-def test_released_config_is_read_and_frozen() -> None:
-    ours = ModelConfig.from_dict(QWEN3_06B)
-    assert ours == checkpoints.QWEN3_06B and ours.group_size == 2
-    with pytest.raises(AttributeError):
-        ours.hidden_size = 7  # type: ignore[misc]
-
-
-def same_as_transformers(folder: Path) -> ModelConfig:
-    ours, theirs = ModelConfig.from_pretrained(folder), AutoConfig.from_pretrained(folder)
+@pytest.mark.parametrize("raw", [QWEN3_06B, {name: QWEN3_06B[name] for name in REQUIRED}])
+def test_old_config_is_read_as_transformers_reads_it(raw: dict[str, Any], tmp_path: Path) -> None:
+    """Written by transformers 4, or with nothing but what must be there."""
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    ours, theirs = ModelConfig.from_pretrained(tmp_path), AutoConfig.from_pretrained(tmp_path)
     for name in {*BASE, "rms_norm_eps"} - {"rope_theta"}:
         assert getattr(ours, name) == getattr(theirs, name), name
     assert ours.rope_theta == theirs.rope_parameters["rope_theta"]
-    assert ModelConfig.from_pretrained(str(folder / "config.json")) == ours
-    return ours
-
-
-def test_config_is_read_as_transformers_reads_it(
-    make_checkpoint: MakeCheckpoint, tmp_path: Path
-) -> None:
-    changes = {"rope_theta": 5e5, "head_dim": 20, "attention_bias": True, "rms_norm_eps": 1e-5}
-    ours = same_as_transformers(make_checkpoint(eos_token_id=[3, 5], **changes))
-    assert {name: getattr(ours, name) for name in changes} == changes
-    assert ours.eos_token_ids == (3, 5)
-    (tmp_path / "config.json").write_text(json.dumps({k: QWEN3_06B[k] for k in REQUIRED}))
-    assert same_as_transformers(tmp_path).eos_token_ids == ()
+    assert (ours == checkpoints.QWEN3_06B) == (raw is QWEN3_06B)
+    assert ModelConfig.from_pretrained(str(tmp_path / "config.json")) == ours
 
 
 YARN = {"rope_type": "yarn", "factor": 4.0}
-NO_IDS = ("</s>", True, -1, 1.5, [3, "4"], [[3]], {"id": 3}, [None])
+NO_IDS = ("</s>", True, -1, [3, "4"])
 
 
 @pytest.mark.parametrize(
@@ -346,18 +290,14 @@ NO_IDS = ("</s>", True, -1, 1.5, [3, "4"], [[3]], {"id": 3}, [None])
         ({"quantization_config": {"quant_method": "fp8"}}, "quantization_config"),
         ({"use_sliding_window": True, "sliding_window": 64}, "use_sliding_window=True"),
         ({"layer_types": ["full_attention", "sliding_attention"]}, "sliding-window layers"),
-        ({"layer_types": 5}, "sliding-window layers .*layer_types 5"),
         ({"rope_scaling": YARN}, "rope scaling 'yarn'"),
         ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope scaling 'linear'"),
         ({"rope_parameters": {**YARN, "rope_theta": 1e6}}, "rope scaling 'yarn'"),
         ({"rope_parameters": {"full_attention": YARN}}, "one table for all layers"),
-        *(({name: 5}, "one table .* got .*5") for name in ("rope_scaling", "rope_parameters")),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5"),
         ({"head_dim": 25}, "head_dim.*25"),
         ({"num_key_value_heads": 5}, r"\(16\).*num_key_value_heads \(5\)"),
-        ({"num_hidden_layers": 0}, "num_hidden_layers.*0"),
         ({"hidden_size": "1024"}, "hidden_size.*'1024'"),
-        ({"vocab_size": 1.5}, "vocab_size.*1.5"),
         ({"head_dim": 10**30}, f"head_dim {10**30} is more than any model has"),
         *(({"rope_theta": x}, "rope_theta must be") for x in (-1.0, 10**400, float("inf"))),
         *(({"rms_norm_eps": x}, "rms_norm_eps must be") for x in (0.0, float("nan"), True)),
@@ -388,27 +328,18 @@ def test_file_that_is_no_config_is_named(tmp_path: Path, file: str) -> None:
 @pytest.mark.parametrize(
     ("eos", "for_generation", "ends"),
     [
-        ([3, 5], None, (3, 5)),
+        ([3, 5], {}, (3, 5)),
         (7, {"eos_token_id": [9, 4]}, (9, 4)),
-        (7, {"eos_token_id": 0}, (0,)),
-        (None, {"eos_token_id": 9}, (9,)),
-        (7, {"temperature": 0.6}, (7,)),
+        (None, {"eos_token_id": 0}, (0,)),
         (7, {"eos_token_id": []}, (7,)),
     ],
 )
 def test_ends_are_those_of_the_generation_config_before_the_configs(
-    checkpoint: Path, tmp_path: Path, eos: Any, for_generation: Any, ends: tuple[int, ...]
+    tmp_path: Path, eos: Any, for_generation: dict[str, Any], ends: tuple[int, ...]
 ) -> None:
-    folder = shutil.copytree(checkpoint, tmp_path / "copy")
-    edit_config(folder, eos_token_id=eos)
-    (folder / "generation_config.json").unlink()
-    if for_generation is not None:
-        (folder / "generation_config.json").write_text(json.dumps(for_generation))
-    for path in (folder, folder / "config.json"):
-        assert ModelConfig.from_pretrained(path).eos_token_ids == ends
-    if for_generation and for_generation.get("eos_token_id"):
-        theirs = load_reference(folder).generation_config.eos_token_id
-        assert list(ends) == (theirs if isinstance(theirs, list) else [theirs])
+    (tmp_path / "config.json").write_text(json.dumps({**QWEN3_06B, "eos_token_id": eos}))
+    (tmp_path / "generation_config.json").write_text(json.dumps(for_generation))
+    assert ModelConfig.from_pretrained(tmp_path).eos_token_ids == ends
 
 
 SILENT_HUB = """

@@ -1,16 +1,12 @@
-"""Transformers under our loop, and our cache under transformers' own generate()."""
+"""Our cache under transformers' own generate(). (Under our loop: test_ledger.py.)"""
 
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
 from checkpoints import (
-    fp32_tolerance,
-    largest_difference,
     load_reference,
     random_sequences,
-    reference_logits,
     save_random,
 )
 from engines import VOCAB, poison
@@ -18,10 +14,8 @@ from torch import Tensor
 
 from tutorial_engine.cache.rows import StaticKVCache
 from tutorial_engine.cache.storage import KVStorage
-from tutorial_engine.engine.request import Request
-from tutorial_engine.lab.hf import OurCache, run_transformers
+from tutorial_engine.lab.hf import OurCache
 from tutorial_engine.model.config import ModelConfig
-from tutorial_engine.sampling.sampler import SampledToken
 
 NEW = 10
 PROMPTS = random_sequences([7, 3, 12], VOCAB)
@@ -64,9 +58,6 @@ def two_rows() -> Tensor:
     return torch.tensor(random_sequences([8, 8], VOCAB, seed=5))
 
 
-# -- our cache under transformers ---------------------------------------------------------------
-
-
 @pytest.mark.parametrize("prompt", PROMPTS, ids=len)
 def test_generate_of_transformers_gives_the_same_with_our_cache(
     peer: Any, prompt: list[int]
@@ -87,17 +78,6 @@ def test_two_rows_one_padded_on_the_left_give_the_same(peer: Any, padded: int) -
     want = free_run(peer, ids, mask)
     assert torch.equal(free_run(peer, ids, mask, past_key_values=our_cache(peer, 2)), want)
     assert not torch.equal(want[0], want[1])
-
-
-def test_logits_equal_those_without_a_cache(peer: Any) -> None:
-    ids = torch.tensor([PROMPTS[2]])
-    cache, parts = our_cache(peer), []
-    for start, stop in ((0, 5), (5, 6), (6, 9), (9, 12)):
-        out = peer(ids[:, start:stop], past_key_values=cache, use_cache=True)
-        parts.append(out.logits[0])
-        assert cache.num_tokens == stop
-    want = reference_logits(peer, [PROMPTS[2]])
-    assert largest_difference(torch.cat(parts), want) <= fp32_tolerance(want)
 
 
 @pytest.mark.parametrize(("have", "given"), [(1, 2), (2, 1)])
@@ -126,33 +106,3 @@ def test_overflow_is_refused_and_the_cache_works_after_a_reset(one_peer: Any) ->
     cache.reset()
     assert torch.equal(free_run(one_peer, short, past_key_values=cache), free_run(one_peer, short))
     assert cache.num_tokens == 16
-
-
-# -- transformers under our loop ----------------------------------------------------------------
-
-
-def requests(prompts: Sequence[Sequence[int]] = PROMPTS) -> list[Request]:
-    return [Request(str(i), prompt) for i, prompt in enumerate(prompts)]
-
-
-def append(request: Request, token: int) -> Request:
-    request.append(SampledToken(token), 0.0)
-    return request
-
-
-@pytest.mark.parametrize(
-    ("use_cache", "chunk_size"), [(False, None), (True, None), (True, 1), (True, 3), (True, 99)]
-)
-def test_it_runs_in_our_loop_and_gives_transformers_logits(
-    peer: Any, use_cache: bool, chunk_size: int | None
-) -> None:
-    run, asked = run_transformers(peer, None, use_cache, chunk_size), requests()
-    got = run(asked)
-    assert got.shape == (3, VOCAB) and got.dtype == torch.float32
-    then = run([append(asked[2], 4), append(asked[0], 5)])
-    longer = [[*PROMPTS[2], 4], [*PROMPTS[0], 5]]
-    for logits, sequences in ((got, PROMPTS), (then, longer)):
-        want = torch.stack([reference_logits(peer, [ids])[-1] for ids in sequences])
-        assert largest_difference(logits, want) <= fp32_tolerance(want)
-    again = run(requests())  # new requests of the same names begin afresh
-    assert largest_difference(again, got) <= fp32_tolerance(got)

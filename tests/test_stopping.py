@@ -1,16 +1,18 @@
 """When a request ends, and its text: nothing of a stop string is shown, nothing else is lost."""
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from tutorial_engine.sampling.sampler import SamplingParams
 from tutorial_engine.sampling.stopping import Detokenizer, Finish, StopChecker
 
 EOS = 0  # of the tiny tokenizer, where it is <|endoftext|>
+LETTERS = bytes_to_unicode()  # byte -> the letter by which a byte-level vocabulary writes it
 
 
 def feed(checker: StopChecker, ids: Sequence[int]) -> tuple[int, Finish | None]:
@@ -25,30 +27,17 @@ def feed(checker: StopChecker, ids: Sequence[int]) -> tuple[int, Finish | None]:
 
 def spell(tokenizer: Tokenizer, data: bytes, rng: random.Random | None = None) -> list[int]:
     """Ids for these bytes: one a byte, or, with rng, cut at random into tokens there are."""
-    letter = dict(enumerate(byte_letters()))
     ids, at = [], 0
     while at < len(data):
         longest = rng.randint(1, 6) if rng else 1
         for size in range(min(longest, len(data) - at), 0, -1):
-            token_id = tokenizer.token_to_id("".join(letter[b] for b in data[at : at + size]))
+            token_id = tokenizer.token_to_id("".join(LETTERS[b] for b in data[at : at + size]))
             if token_id is not None:
                 break
         assert token_id is not None
         ids.append(token_id)
         at += size
     return ids
-
-
-def byte_letters() -> Iterator[str]:
-    """The letter by which a byte-level vocabulary writes each of the 256 bytes."""
-    printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
-    spare = 256
-    for byte in range(256):
-        if byte in printable:
-            yield chr(byte)
-        else:
-            yield chr(spare)
-            spare += 1
 
 
 # -- tokens and lengths -------------------------------------------------------------------------
@@ -75,70 +64,15 @@ def test_what_ends_it_by_hand() -> None:
         assert checker.num_tokens == taken
 
 
-# -- stop strings, by hand; and by definition below -----------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("text", "stops", "stop", "left"),
-    [
-        ("one two three", ["two", "ne"], "ne", "o"),
-        ("one two three", ["w t"], None, "one two three"),
-        ("abcd", ["abcd", "bc"], "bc", "a"),  # contained, complete first
-        ("abcd", ["bcd", "cd", "abcd"], "abcd", ""),  # all complete at once: the longest
-        ("aaab", ["aab"], "aab", "a"),
-        ("wait 👩‍👩‍👧 no", ["👧"], "👧", "wait 👩‍👩‍"),
-        ("né€", ["é€", "x"], "é€", "n"),
-    ],
-)
-def test_stop_string_is_found_wherever_tokens_end(
-    text: str, stops: list[str], stop: str | None, left: str, tokenizer: Tokenizer
-) -> None:
-    cuts = [spell(tokenizer, text.encode(), random.Random(seed)) for seed in range(3)]
-    for ids in (tokenizer.encode(text).ids, spell(tokenizer, text.encode()), *cuts):
-        checker = StopChecker(SamplingParams(stop=stops, max_tokens=len(ids)), [], tokenizer)
-        n, finish = feed(checker, ids)
-        assert finish == (Finish("length") if stop is None else Finish("stop", stop))
-        assert checker.text == left
-        if stop is not None:  # and at the earliest token
-            assert stop in tokenizer.decode(ids[:n]) and stop not in tokenizer.decode(ids[: n - 1])
-
-
 @pytest.mark.parametrize("stop", ["a", "two", "one two"])
 def test_stop_string_in_one_long_token_and_before_an_open_character(stop: str) -> None:
-    first_byte = list(byte_letters())["€".encode()[0]]
-    text = "oneĠtwoĠa" + first_byte
+    text = "oneĠtwoĠa" + LETTERS["€".encode()[0]]
     made = Tokenizer(models.WordLevel({text: 0, "?": 1}, "?"))
     made.decoder = decoders.ByteLevel()
     assert made.decode([0]) == "one two a\ufffd"
     checker = StopChecker(SamplingParams(stop=stop), [], made)
     assert checker.update(0) == Finish("stop", stop)
     assert checker.text == "one two a".partition(stop)[0]
-
-
-def test_eos_after_an_open_character_shows_that_it_is_broken(tokenizer: Tokenizer) -> None:
-    ids = spell(tokenizer, b"ab\xe2\x82")
-    checker = StopChecker(SamplingParams(), [EOS], tokenizer)
-    feed(checker, ids)
-    assert checker.text == "ab"
-    assert checker.update(EOS) == Finish("stop")
-    assert checker.text == "ab\ufffd" == tokenizer.decode(ids)
-
-
-def test_what_cannot_work_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"'end',\) need a tokenizer"):
-        StopChecker(SamplingParams(stop="end"))
-    for limit in (0, -3):
-        with pytest.raises(ValueError, match=f"max_new_tokens must be at least 1, got {limit}"):
-            StopChecker(SamplingParams(), max_new_tokens=limit)
-    checker = StopChecker(SamplingParams(max_tokens=2))
-    for token_id in (1.0, "1", None):
-        with pytest.raises(ValueError, match="a token id is an int, got"):
-            checker.update(token_id)  # type: ignore[arg-type]
-    assert feed(checker, [1, 2]) == (2, Finish("length"))
-    assert checker.text == "", "without a tokenizer there is no text"
-    with pytest.raises(ValueError, match=r"token 7 comes after the end, .*length"):
-        checker.update(7)
-    assert checker.num_tokens == 2
 
 
 # -- the same by definition: everything decoded and searched again after every token --------------
@@ -186,23 +120,23 @@ def check_case(tokenizer: Tokenizer, ids: list[int], params: SamplingParams) -> 
     return finish
 
 
-def draw_stops(rng: random.Random) -> list[str]:
-    return [
-        "".join(rng.choices("ab\n é€👩", k=rng.randint(1, 4))) for _ in range(rng.randint(0, 3))
-    ]
+TEXT = [character.encode() for character in "ab\n é€👩"]
+BROKEN = [*TEXT, b"\xe2", b"\x82", b"\xac", b"\xf0", b"\x9f", b"\x91", b"\xa9", b"\xff", b"\xc3"]
 
 
-def test_text_is_the_cut_text_by_definition(tokenizer: Tokenizer) -> None:
-    """Six hundred cases, always the same ones: so it can be asked that all kinds are among them."""
+@pytest.mark.parametrize("pieces", [TEXT, BROKEN], ids=["text", "bytes that are no text"])
+def test_text_is_the_cut_text_by_definition(pieces: list[bytes], tokenizer: Tokenizer) -> None:
+    """Always the same cases: so it can be asked that all kinds are among them."""
     finishes = []
-    for seed in range(600):
+    for seed in range(500):
         rng = random.Random(seed)
-        text = "".join(rng.choices("ab\n é€👩", k=rng.randint(0, 25)))
-        ids = [*spell(tokenizer, text.encode(), rng), tokenizer.token_to_id("b")]
+        data = b"".join(rng.choices(pieces, k=rng.randint(0, 25)))
+        ids = [*spell(tokenizer, data, rng), tokenizer.token_to_id("b")]
         if rng.random() < 0.3:
             ids.insert(rng.randrange(len(ids)), EOS)
+        stops = ["".join(rng.choices("ab\n é€👩", k=rng.randint(1, 4))) for _ in range(3)]
         params = SamplingParams(
-            stop=draw_stops(rng),
+            stop=stops[: rng.randint(0, 3)],
             include_stop_str_in_output=rng.random() < 0.5,
             max_tokens=len(ids),
             min_tokens=min(rng.randint(0, 6), len(ids)) if rng.random() < 0.3 else 0,
@@ -210,19 +144,14 @@ def test_text_is_the_cut_text_by_definition(tokenizer: Tokenizer) -> None:
         finishes.append(check_case(tokenizer, ids, params))
     by_string = sum(isinstance(finish.stop_reason, str) for finish in finishes)
     by_length = sum(finish.reason == "length" for finish in finishes)
-    assert by_string > 80 and by_length > 80 and len(finishes) - by_string - by_length > 20
+    assert by_string > 60 and by_length > 60 and len(finishes) - by_string - by_length > 20
 
 
-def test_bytes_that_are_no_text_give_what_decode_gives(tokenizer: Tokenizer) -> None:
-    broken = 0
-    heads = [b"\xe2", b"\x82", b"\xac", b"\xf0", b"\x9f", b"\x91", b"\xa9", b"\xff", b"a", b"\xc3"]
-    for seed in range(400):
-        rng = random.Random(seed)
-        ids = spell(tokenizer, b"".join(rng.choices(heads, k=rng.randint(1, 14))))
-        params = SamplingParams(stop=draw_stops(rng), max_tokens=len(ids))
-        check_case(tokenizer, ids, params)
-        broken += "\ufffd" in tokenizer.decode(ids)
-    assert broken > 120
+def test_without_a_tokenizer_there_is_no_text_and_after_the_end_no_token() -> None:
+    checker = StopChecker(SamplingParams(max_tokens=2))
+    assert feed(checker, [1, 2]) == (2, Finish("length")) and checker.text == ""
+    with pytest.raises(ValueError, match=r"token 7 comes after the end, .*length"):
+        checker.update(7)
 
 
 # -- the detokenizer ----------------------------------------------------------------------------
@@ -238,17 +167,6 @@ class Watched:
     def decode(self, ids: list[int]) -> str:
         self.sizes.append(len(ids))
         return self.tokenizer.decode(ids)
-
-
-def test_cost_of_a_token_does_not_grow_with_the_text(tokenizer: Tokenizer) -> None:
-    text = "The cat, 👩‍👩‍👧 and I met. " * 60
-    ids = tokenizer.encode(text).ids
-    watched = Watched(tokenizer)
-    detokenizer = Detokenizer(watched)  # type: ignore[arg-type]
-    assert detokenizer.flush() == ""
-    assert "".join(map(detokenizer.push, ids)) + detokenizer.flush() == text
-    assert len(ids) > 1000 and max(watched.sizes) <= 8  # two characters of at most four tokens
-    assert len(watched.sizes) <= 2 * len(ids) + 1
 
 
 def test_spaces_survive_a_decoder_that_strips_the_first_one() -> None:
@@ -269,14 +187,18 @@ def test_bytes_of_a_byte_fallback_vocabulary_become_a_character() -> None:
     assert said == ["A", "", "", "€", "", "", "€", "A"]
 
 
+STORY = [b"One day ", "👩‍👩‍👧".encode(), b" and I met."]
 BABBLE = [b"\xff", b"\x80", b"\xf0\x9f", b"\xe2\x82", b"A\xff", b"\xc3", "🪁".encode(), b"\xa9"]
 
 
-@pytest.mark.parametrize("seed", range(40))
-def test_bytes_that_are_no_character_are_told_as_they_come(tokenizer: Tokenizer, seed: int) -> None:
-    """As `decode(all ids)` has them, and at a cost that does not grow with what was said."""
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("pieces", [STORY, BABBLE], ids=["a story", "babble"])
+def test_text_is_told_as_it_comes_at_a_cost_that_does_not_grow(
+    tokenizer: Tokenizer, pieces: list[bytes], seed: int
+) -> None:
+    """As `decode(all ids)` has it; bytes that are no character as well."""
     rng = random.Random(seed)
-    some = rng.sample(BABBLE, rng.randint(1, len(BABBLE)))
+    some = rng.sample(pieces, rng.randint(1, len(pieces)))
     data = b"One day" + b"".join(rng.choices(some, k=120)) + b" at last"
     ids, watched = spell(tokenizer, data, rng), Watched(tokenizer)
     detokenizer = Detokenizer(watched)  # type: ignore[arg-type]

@@ -3,12 +3,10 @@
 import json
 import random
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -34,36 +32,24 @@ def test_checkpoint_is_of_the_shape_that_training_makes(
     assert model.config == train.tiny_config()
     assert tokenizer.encode(train.END_OF_TEXT).ids == list(model.config.eos_token_ids) == [0]
     assert tokenizer.get_vocab_size() == model.config.vocab_size == train.VOCAB_SIZE
-    stored = sum(tensor.numel() for tensor in load_file(TINY / "model.safetensors").values())
-    assert stored == model.num_parameters()
 
 
-def test_logits_and_ids_are_those_of_transformers(
-    model: Qwen3ForCausalLM, tokenizer: Tokenizer
-) -> None:
-    theirs = AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float32)
-    their_tokenizer = AutoTokenizer.from_pretrained(TINY)
-    assert type(theirs).__name__ == "Qwen3ForCausalLM"
+def test_ids_and_text_are_those_of_transformers(tokenizer: Tokenizer) -> None:
+    theirs = AutoTokenizer.from_pretrained(TINY)
     for text in TEXTS:
         ids = tokenizer.encode(text).ids
-        assert their_tokenizer(text)["input_ids"] == ids
-        assert their_tokenizer.decode(ids) == tokenizer.decode(ids) == text
-        ours = model.compute_logits(model(Batch.from_sequences([ids])))
-        assert (ours - theirs(torch.tensor([ids])).logits[0]).abs().max() <= 1e-4
+        assert theirs(text)["input_ids"] == ids
+        assert theirs.decode(ids) == tokenizer.decode(ids) == text
 
 
 # -- what it learned ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("period", [12, 32, 60])
-@pytest.mark.parametrize("seed", [0, 1, 2])
-def test_a_head_does_induction(model: Qwen3ForCausalLM, period: int, seed: int) -> None:
-    scores = induction_scores(model, seed=seed, period=period)
-    assert scores.shape == (4, 6)
-    assert scores.min() >= 0 and scores.max() <= 1
-    assert scores.max() >= 0.6
+def test_a_head_does_induction(model: Qwen3ForCausalLM, period: int) -> None:
+    assert 0.6 <= induction_scores(model, period=period).max() <= 1
     untrained = Qwen3ForCausalLM(train.tiny_config()).draw_weights()
-    assert induction_scores(untrained, seed, period).max() < 0.15
+    assert induction_scores(untrained, period=period).max() < 0.15
 
 
 def test_the_second_round_of_random_tokens_is_predicted(model: Qwen3ForCausalLM) -> None:
@@ -124,56 +110,35 @@ def test_what_is_whose_and_who_is_speaking_is_kept_apart(
 
 
 def test_random_rows_ask_only_for_what_was_said_before() -> None:
-    rng = random.Random(0)
-    periods = set()
+    rng, periods = random.Random(0), set[int]()
     for _ in range(200):
         ids, targets = train.random_row(rng)
-        assert len(ids) == len(targets) == train.SEQ_LEN
-        first = next(i for i, target in enumerate(targets) if target != train.IGNORE)
-        period = first + 1
+        period = targets.count(train.IGNORE) + 1
         periods.add(period)
-        assert all(target == train.IGNORE for target in targets[:first])
-        for i in range(first, train.SEQ_LEN):
-            assert targets[i] == ids[i + 1 - period], "the target was said one period ago"
-            assert i + 1 == train.SEQ_LEN or targets[i] == ids[i + 1], "and comes next"
+        assert targets == [train.IGNORE] * (period - 1) + ids[period:] + [ids[-period]]
+        assert len(ids) == train.SEQ_LEN and ids[period:] == ids[:-period]
     assert min(periods) >= 8 and max(periods) <= train.SEQ_LEN // 2 and len(periods) > 20
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Path]]:
-    """Folders of three short trainings: twice the same, once with another seed."""
-    folders = []
-    with pytest.MonkeyPatch.context() as patch, torch.enable_grad():
-        for run, seed in (("first", 0), ("second", 0), ("other", 1)):
-            folder = tmp_path_factory.mktemp(run) / "checkpoint"
-            command = f"train --out {folder} --steps 3 --rows 4 --every 2 --quiet --no-bf16"
-            patch.setattr(sys, "argv", [*command.split(), "--seed", str(seed)])
+def test_same_seed_trains_the_same_checkpoint_and_it_loads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folders = [tmp_path / name / "checkpoint" for name in ("first", "second", "other")]
+    for folder, seed in zip(folders, (0, 0, 1), strict=True):
+        folder.parent.mkdir()
+        command = f"train --out {folder} --steps 3 --rows 4 --every 2 --quiet --no-bf16"
+        monkeypatch.setattr(sys, "argv", [*command.split(), "--seed", str(seed)])
+        with torch.enable_grad():
             train.main()
-            folders.append(folder)
-    yield folders
-
-
-def test_training_writes_a_checkpoint_that_loads(trained: list[Path]) -> None:
-    model, tokenizer = load_model(trained[0]), load_tokenizer(trained[0])
-    ids = tokenizer.encode(TEXTS[0]).ids
+    weights = [(folder / "model.safetensors").read_bytes() for folder in folders]
+    curves = [(folder.parent / "curve.json").read_text() for folder in folders]
+    assert weights[0] == weights[1] != weights[2] and curves[0] == curves[1] != curves[2]
+    model, ids = load_model(folders[0]), load_tokenizer(folders[0]).encode(TEXTS[0]).ids
     ours = model.compute_logits(model(Batch.from_sequences([ids])))
-    theirs = AutoModelForCausalLM.from_pretrained(trained[0], dtype=torch.float32)
+    theirs = AutoModelForCausalLM.from_pretrained(folders[0], dtype=torch.float32)
     assert (ours - theirs(torch.tensor([ids])).logits[0]).abs().max() <= 1e-4
-    names = {file.name for file in trained[0].iterdir()}
-    assert names == {file.name for file in TINY.iterdir()}
     for name in ("config.json", "tokenizer_config.json", "generation_config.json"):
-        assert (trained[0] / name).read_text() == (TINY / name).read_text()
-
-
-def test_same_seed_trains_the_same_model(trained: list[Path]) -> None:
-    first, second, other = (load_file(folder / "model.safetensors") for folder in trained)
-    assert first.keys() == second.keys() == other.keys()
-    assert all(torch.equal(first[name], second[name]) for name in first)
-    assert any(not torch.equal(first[name], other[name]) for name in first)
-    one, again = ((f / "tokenizer.json").read_bytes() for f in trained[:2])
-    assert one == again
-    curves = [(folder.parent / "curve.json").read_text() for folder in trained]
-    assert curves[0] == curves[1] != curves[2]
+        assert (folders[0] / name).read_text() == (TINY / name).read_text()
 
 
 def test_tokenizer_that_ships_is_the_one_that_training_makes() -> None:
@@ -184,12 +149,9 @@ def test_tokenizer_that_ships_is_the_one_that_training_makes() -> None:
 
 def test_curve_that_ships_shows_the_jump_and_is_the_checkpoints(model: Qwen3ForCausalLM) -> None:
     curve = json.loads((TINY.parent / "curve.json").read_text())
-    steps, scores = [p["step"] for p in curve], [p["induction"] for p in curve]
-    assert steps == sorted(set(steps)) and steps[0] == 0 and len(steps) > 20
+    scores = [point["induction"] for point in curve]
     first_high = next(i for i, score in enumerate(scores) if score > 0.6)
     assert 0 < first_high < len(scores) // 2
     assert max(scores[: max(1, first_high // 2)]) < 0.2  # nothing for a while, then at once
-    assert min(scores[-5:]) > 0.6
     assert curve[-1]["text_loss"] < 1 < 6 < curve[0]["text_loss"]
-    assert curve[-1]["repeat_loss"] < curve[0]["repeat_loss"] / 2
     assert induction_scores(model).max() == pytest.approx(curve[-1]["induction"], abs=0.05)
