@@ -510,6 +510,27 @@ def test_an_error_of_the_package_is_not_blamed_on_the_learner(serving: Serving) 
         OwnServer(serving.model, serving.tokenizer, memory="disk")
 
 
+@pytest.mark.parametrize(
+    ("memory", "sizes", "max_tokens", "early"),
+    [
+        ("pages", {"num_blocks": 12}, 40, "A ended early: it needs 50 slots, the pool has 48.\n"),
+        ("pages", {"memory_bytes": 30_000}, 8, "the pool has 12.\nB ended early: it needs 15"),
+        ("cells", {"num_cells": 40}, 40, "B ended early: it needs 47 slots, the pool has 40.\n"),
+    ],
+)
+def test_a_pool_too_small_for_one_request_is_no_fault_of_the_parts(
+    serving: Serving, memory: str, sizes: dict[str, int], max_tokens: int, early: str
+) -> None:
+    server = serving.of(memory)
+    spies = serving.spied(server, *server.names)
+    run, said = serving.serve(server, replace(PARAMS, max_tokens=max_tokens), **sizes)
+    assert early in said and said.endswith(DONE.replace(".", ", as far as they came."))
+    assert set(server.parts.own) == {*spies} and "✘" not in said
+    for ids, output in zip(serving.ids, run.outputs, strict=True):
+        room = run.max_len - len(ids)
+        assert output.outputs[0].token_ids == greedy(ids, max_tokens)[:room]
+
+
 def test_requests_may_come_over_time(serving: Serving) -> None:
     server = serving.of("pages")
     spy = serving.spied(server, "plan_step")["plan_step"]
