@@ -9,7 +9,7 @@ from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
-from functools import cache, partial
+from functools import partial
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -70,7 +70,6 @@ from tutorial_engine.learn.own_cache import MyCache, MyStaticCache, transplant
 from tutorial_engine.learn.own_memory import PARTS_04, PARTS_05
 from tutorial_engine.learn.own_scheduler import PARTS_03, ShortestFirst, waiting_first
 from tutorial_engine.learn.verdict import Verdict
-from tutorial_engine.model import load_model
 from tutorial_engine.model.attention import causal_mask, naive_attention
 from tutorial_engine.model.batch import Batch
 from tutorial_engine.model.config import ModelConfig
@@ -1136,7 +1135,6 @@ def metrics(change: Function) -> Function:
     return but("ttft_and_tpot", change)
 
 
-tiny = cache(load_model)
 EXERCISES |= {
     "num_tokens_to_run": Exercise(
         c3.check_num_tokens,
@@ -1268,7 +1266,7 @@ ALLOCATE = slips_of(
 FREE = slips_of(
     RIGHT["free"],
     """
-        free_queue[:] = without → free_queue = without
+    free_queue[:] = without → free_queue = without
     + with_hash → if without else free_queue; free_queue += with_hash
         [3, 9, 2, 5] now, and the queue lacks them. (If you wrote
     without + free_queue → free_queue
