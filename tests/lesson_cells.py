@@ -3,7 +3,6 @@
 import ast
 import contextlib
 import io
-import symtable
 from collections.abc import Sequence
 from functools import cache
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 from nbformat import NotebookNode
 
 from tools.publish.build import make_notebook, sources
+from tutorial_engine.learn.earlier import _read
 
 
 @cache
@@ -20,17 +20,7 @@ def fresh(name: str, solved: bool) -> NotebookNode:
 
 def loads(node: ast.AST) -> set[str]:
     """Global names that a statement or an expression reads, its functions' included."""
-    names, tables = set(), [symtable.symtable(ast.unparse(node), "cell", "exec")]
-    while tables:
-        table = tables.pop()
-        is_top = table.get_type() == "module"
-        names |= {
-            symbol.get_name()
-            for symbol in table.get_symbols()
-            if symbol.is_referenced() and (is_top or symbol.is_global())
-        }
-        tables += table.get_children()
-    return names
+    return _read(ast.unparse(node))
 
 
 def binds(node: ast.AST | None) -> set[str]:

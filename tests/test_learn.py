@@ -41,6 +41,7 @@ from tutorial_engine.learn.vllm_places import PLACES, SOURCE, Place, Places
 from tutorial_engine.model.attention import naive_attention
 from tutorial_engine.model.qwen3 import Qwen3DecoderLayer, Qwen3ForCausalLM
 from tutorial_engine.sampling.params import SamplingParams
+from tutorial_engine.trace.events import Recorder
 
 VIEW = "application/vnd.jupyter.widget-view+json"
 
@@ -330,22 +331,14 @@ def test_dry_run_is_the_real_scheduler_without_the_model(model: Qwen3ForCausalLM
     jobs = [Job("A", 10, 6), Job("B", 7, 3), Job("C", 3, 5)]
     limits = {"max_num_seqs": 2, "max_num_batched_tokens": 8}
     dry = dry_run(Scheduler, jobs, EngineConfig(**limits))
-    engine = LLMEngine(model, config=EngineConfig(**limits, max_model_len=64))
-    shares: list[dict[str, int]] = []
-    schedule = engine.scheduler.schedule
-
-    def noted() -> Any:
-        scheduled = schedule()
-        shares.append({s.request.request_id: s.num_tokens for s in scheduled})
-        return scheduled
-
-    engine.scheduler.schedule = noted  # type: ignore[method-assign]
+    recorder = Recorder()
+    engine = LLMEngine(model, config=EngineConfig(**limits, max_model_len=64), trace=recorder)
     for job in jobs:
         params = SamplingParams(max_tokens=job.new_tokens, ignore_eos=True)
         engine.add_request(job.name, [65] * job.prompt_len, params)
     engine.run()
-    assert steps(dry) == shares
-    assert dry.num_steps == len(shares)
+    assert steps(dry) == steps(recorder.trace())
+    assert dry.num_steps == engine.num_steps == len(steps(dry))
 
 
 # -- other engines ------------------------------------------------------------------------------

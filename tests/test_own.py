@@ -66,12 +66,6 @@ def told(mine: OwnEngine, capsys: pytest.CaptureFixture[str], *args: Any, **more
 # -- the package's parts are the model -----------------------------------------------------------
 
 
-def test_every_part_has_an_exercise_with_a_check_and_the_packages_own_passes_it() -> None:
-    assert set(PARTS) == set(CHECKS)
-    for name, check in CHECKS.items():
-        assert check(PARTS[name]).ok is True
-
-
 def test_model_made_of_parts_is_the_model(mine: OwnEngine, model: Qwen3ForCausalLM) -> None:
     batch = Batch.from_sequences([[40, 7, 99, 250, 7, 13], [5, 6]], [0, 3])
     want = model.compute_logits(model(batch))

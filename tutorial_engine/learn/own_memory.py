@@ -22,8 +22,6 @@ from tutorial_engine.cache.storage import KVStorage, as_slots
 from tutorial_engine.learn.own_scheduler import slots_for
 from tutorial_engine.learn.parts import CannotBe, Parts, whole, whole_numbers
 from tutorial_engine.model.batch import Allocation, Slots
-from tutorial_engine.model.rope import RotaryEmbedding
-from tutorial_engine.trace.events import Recorder
 
 Cells = Sequence[tuple[int | None, set[Any]]]  # (position or None, owners)
 HashOf = Callable[[Any, Sequence[int]], Any]  # (hash of the block before or None, tokens) -> hash
@@ -218,21 +216,10 @@ class OwnBlocks(BlockManager):
 class OwnPages(PagedKVCache):
     """A PagedKVCache of the parts. NaN where nobody wrote."""
 
-    def __init__(
-        self,
-        parts: Parts,
-        storage: KVStorage,
-        block_size: int,
-        *,
-        max_len: int | None = None,
-        prefix_caching: bool = True,
-        trace: Recorder | None = None,
-    ) -> None:
+    def __init__(self, parts: Parts, storage: KVStorage, *given: Any, **options: Any) -> None:
         self.parts = parts
         self.block_manager = type("OwnBlocks", (OwnBlocks,), {"parts": parts})
-        super().__init__(
-            storage, block_size, max_len=max_len, prefix_caching=prefix_caching, trace=trace
-        )
+        super().__init__(storage, *given, **options)
         poison(storage)
 
     def allocate(
@@ -348,14 +335,8 @@ class OwnCells(CellKVCache):
     NaN where nobody wrote.
     """
 
-    def __init__(
-        self,
-        parts: Parts,
-        storage: KVStorage,
-        rope: RotaryEmbedding,
-        trace: Recorder | None = None,
-    ) -> None:
-        super().__init__(storage, rope, trace)
+    def __init__(self, parts: Parts, storage: KVStorage, *given: Any) -> None:
+        super().__init__(storage, *given)
         self.parts, self.table = parts, OwnTable(storage.num_slots)
         self.table.parts = parts
         poison(storage)

@@ -84,12 +84,13 @@ INSIDE = {"num_tokens_to_run": "plan_step", "project": "layer", "rope": "layer"}
 class OwnRun:
     """What came of `OwnServer.serve`: the trace, and an output for each request, in their order.
 
-    `bytes_gathered` of K and V were copied for attention.
+    `bytes_gathered` of K and V were copied for attention; a request could have `max_len` tokens.
     """
 
     trace: Trace
     outputs: tuple[RequestOutput, ...]
-    bytes_gathered: int = 0
+    bytes_gathered: int
+    max_len: int
 
     def __repr__(self) -> str:
         return f"{len(self.outputs)} requests in {self.trace.num_steps} steps"
@@ -307,6 +308,7 @@ class OwnServer(PartsHolder):
 
         `times` are their arrivals in seconds (None: all at once); `limits` as in `engine`. A part
         that raises, or with which a request has other tokens than alone, is told and taken out.
+        One that needs more slots than the pool has ends early: that is said, and nobody's fault.
         """
         sequences = [token_ids_of(prompt, self.tokenizer) for prompt in list_of_prompts(prompts)]
         each = params_for_each(params, len(sequences))
@@ -316,17 +318,19 @@ class OwnServer(PartsHolder):
             raise ValueError(f"{len(sequences)} prompts need as many times, got {len(when)}")
         alone = self._each_alone(asked, limits.get("max_model_len"))
 
+        def is_right(output: RequestOutput, max_len: int) -> bool:
+            room = max_len - len(output.prompt_token_ids)
+            return _tokens(output) == [ids[:room] for ids in alone[output.request_id]]
+
         def wrong(run: OwnRun) -> str:
-            wanted = [alone[output.request_id] for output in run.outputs]
-            pairs = zip(run.outputs, wanted, strict=True)
-            others = [output.request_id for output, want in pairs if _tokens(output) != want]
+            others = [o.request_id for o in run.outputs if not is_right(o, run.max_len)]
             verb = "has" if len(others) == 1 else "have"
             message = f"{' and '.join(others)} {verb} other tokens than alone."
             return message if others else ""
 
         before = {*self.parts.own}
         run = self.settle(lambda: self._run(asked, when, limits), wrong)
-        right = sum(_tokens(output) == alone[output.request_id] for output in run.outputs)
+        right = sum(is_right(output, run.max_len) for output in run.outputs)
         for output in run.outputs:
             print(_line(output, self.tokenizer, self.tells_times))
         if self.in_place:
@@ -335,6 +339,11 @@ class OwnServer(PartsHolder):
         mark = "✔" if right == len(alone) else "✘"
         whose = "with the package's part: " if before - {*self.parts.own} else ""
         told = f"{right} of {len(alone)} requests have the tokens that they have alone"
+        for name, ids, _ in asked:
+            needed = len(ids) + max(map(len, alone[name]))
+            if needed > run.max_len:
+                print(f"{name} ended early: it needs {needed} slots, the pool has {run.max_len}.")
+                told = f"{told.partition(',')[0]}, as far as they came"
         print(f"{mark} {whose}{told}.")
         return run
 
@@ -370,7 +379,8 @@ class OwnServer(PartsHolder):
         storage, trace = engine.memory.storage, engine.trace
         assert isinstance(storage, KVStorage) and trace is not None, "so is each memory made here"
         in_order = tuple(outputs[name] for name, *_ in asked)
-        return OwnRun(trace.trace(), in_order, storage.bytes_gathered)
+        longest = engine.scheduler.max_len
+        return OwnRun(trace.trace(), in_order, storage.bytes_gathered, longest)
 
     def _sampler(self, params: SamplingParams) -> OwnSampler | None:
         if "keep_top_p" not in self.parts.own or params.n > 1:
