@@ -63,45 +63,21 @@ MAKE: dict[str, Make] = {
     "cells": cells,
     "dial": lambda m, t, p: DialExplorer(m, t, [p, "One day"], 3, block_size=4),
 }
-# the largest that each can show -> two of its steps, and the most bytes of SVG
-LARGEST: dict[str, tuple[Make, tuple[int, int], int]] = {
-    "attention": (lambda m, t, _: AttentionExplorer(m, t, cut(t, MAX_TOKENS)), (62, 63), 120_000),
-    "rope": (lambda *_: RopeExplorer(128), (1, 2), 200_000),
-    "cache": (lambda m, t, _: CacheExplorer(m, t, [cut(t, 16)] * 3), (1, 2), 200_000),
-    "sampling": (
-        lambda m, t, p: turn(SamplingExplorer(m, t, p), top_k=50, top_p=0.9, min_p=0.1),
-        (3, 4),
-        60_000,
+# the largest that each can show
+LARGEST: dict[str, Make] = {
+    "attention": lambda m, t, _: AttentionExplorer(m, t, cut(t, MAX_TOKENS)),
+    "rope": lambda *_: RopeExplorer(128),
+    "cache": lambda m, t, _: CacheExplorer(m, t, [cut(t, 16)] * 3),
+    "sampling": lambda m, t, p: turn(SamplingExplorer(m, t, p), top_k=50, top_p=0.9, min_p=0.1),
+    "calculator": lambda *_: MemoryCalculator(preset("Llama-3.1-8B")),
+    "scheduler": lambda m, t, _: turn(
+        SchedulerExplorer(m, t, [*MANY, "One day", "Mia"], 16, 64, 6, details=True),
+        arrivals=LATE_LONG,
     ),
-    "calculator": (lambda *_: MemoryCalculator(preset("Llama-3.1-8B")), (3, 4), 60_000),
-    "scheduler": (
-        lambda m, t, _: turn(
-            SchedulerExplorer(m, t, [*MANY, "One day", "Mia"], 16, 64, 6, details=True),
-            arrivals=LATE_LONG,
-        ),
-        (7, 8),
-        250_000,
-    ),
-    "blocks": (
-        lambda m, t, _: BlockExplorer(m, t, MANY, n=2, block_size=2, num_blocks=64),
-        (3, 4),
-        270_000,
-    ),
-    "pages": (
-        lambda m, t, _: BlockExplorer(m, t, MANY, block_size=2, num_blocks=32, simple=True),
-        (3, 4),
-        120_000,
-    ),
-    "cells": (
-        lambda m, t, _: CellExplorer(m, t, num_cells=16, script=story(cut(t, 14), 14)),
-        (5, 6),
-        250_000,
-    ),
-    "dial": (
-        lambda m, t, _: DialExplorer(m, t, MANY, 12, num_slots=512, max_len=128, block_size=1),
-        (7, 8),
-        350_000,
-    ),
+    "blocks": lambda m, t, _: BlockExplorer(m, t, MANY, n=2, block_size=2, num_blocks=64),
+    "pages": lambda m, t, _: BlockExplorer(m, t, MANY, block_size=2, num_blocks=32, simple=True),
+    "cells": lambda m, t, _: CellExplorer(m, t, num_cells=16, script=story(cut(t, 14), 14)),
+    "dial": lambda m, t, _: DialExplorer(m, t, MANY, 12, num_slots=512, max_len=128, block_size=1),
 }
 
 
@@ -158,13 +134,6 @@ def items(explorer: Explorer, pattern: str) -> dict[str, Item]:
 def words(explorer: Explorer, pattern: str) -> list[str]:
     """What the items with such names say."""
     return [item.text for item in items(explorer, pattern).values()]
-
-
-def place(explorer: Explorer, name: str) -> tuple[float, float, float, float]:
-    """x, y, width and height of a box."""
-    found = explorer.shown.items[name].attributes
-    x, y, width, height = (float(found[key]) for key in ("x", "y", "width", "height"))
-    return x, y, width, height
 
 
 def inside(widget: widgets.Widget) -> list[widgets.Widget]:

@@ -322,60 +322,6 @@ def test_a_nasty_prompt_is_shown_literally_and_a_bad_one_refused(attention: Loca
     expect(caption).to_contain_text("“·time”")
 
 
-def test_the_rope_explorer_reacts_and_shifting_keeps_the_score(
-    ran: Callable[[str], Page],
-) -> None:
-    view = explorer(ran(EXPLORERS), "RoPE explorer")
-    scene = view.locator("svg.te-scene")
-    before = scene.inner_html()
-    press(view, "▶")
-    said = "moving both on by 1 turns all hands, but the distance"
-    expect(view.locator(".te-caption")).to_contain_text(said)
-    assert scene.inner_html() != before
-    once = view.locator(".te-caption").inner_text()
-    press_by_keyboard(view, "▶")
-    expect(view.locator(".te-caption")).not_to_have_text(once)
-
-
-# -- of notebook 02: the cache fills ---------------------------------------------------------------
-
-
-@pytest.fixture
-def cache(ran: Callable[[str], Page]) -> Locator:
-    return explorer(ran(EXPLORERS), "Cache explorer")
-
-
-def test_stepping_shows_prefill_then_decode(cache: Locator) -> None:
-    caption, scene = cache.locator(".te-caption"), cache.locator("svg.te-scene")
-    expect(caption).to_contain_text("Step 3 of 4, decode")
-    before = scene.inner_html()
-    press(cache, "◀")
-    expect(caption).to_contain_text("Step 2 of 4, decode")
-    assert scene.inner_html() != before
-    press(cache, "◀")
-    expect(caption).to_contain_text("Step 1 of 4, prefill: 20 tokens (10 of A")
-    press_by_keyboard(cache, "◀")
-    expect(caption).to_contain_text("Step 0 of 4")
-
-
-def test_chunks_make_more_prefill_steps(cache: Locator) -> None:
-    caption = cache.locator(".te-caption")
-    fill(cache, "prefill chunk", 4)
-    expect(caption).to_contain_text("Step 0 of 6")  # 4 + 4 + 2 tokens, 3 decodes
-    fill(cache, "prefill chunk", 0)
-    expect(caption).to_contain_text("Step 0 of 4")
-    press(cache, "▶")
-    expect(caption).to_contain_text("Step 1 of 4")
-    hover(cache, "slot0", "Once")
-
-
-def test_a_prompt_that_does_not_fit_says_so_and_keeps_the_picture(cache: Locator) -> None:
-    refuses(cache, "slots", lambda: fill(cache, "prompt A", "Once upon a time " * 20))
-    fill(cache, "prompt A", "<b>Ben</b> had")
-    expect(cache.locator(".te-error")).to_have_count(0)
-    assert cache.locator("svg.te-scene b").count() == 0
-
-
 def test_filters_are_moved_by_keyboard_and_tokens_drawn(ran: Callable[[str], Page]) -> None:
     view = explorer(ran(EXPLORERS), "Sampling explorer")
     fill(view, "prompt", "One day")
@@ -429,30 +375,6 @@ def steps(ran: Callable[[str], Page]) -> Locator:
     return view
 
 
-def test_stepping_shows_who_runs_and_who_waits(steps: Locator) -> None:
-    caption, scene = steps.locator(".te-caption"), steps.locator("svg.te-scene")
-    expect(caption).to_contain_text("A prefill 8 (2 left, no token yet)")
-    hover(steps, "cell.A.0", "step 0: A prefill 8 (2 left, no token yet); positions 0 to 7")
-    seen = {scene.inner_html()}
-    for said in ("A prefill 2, B prefill 6", "A decode 1, B prefill 1, C prefill 3"):
-        press(steps, "▶")
-        expect(caption).to_contain_text(said)
-        seen.add(scene.inner_html())
-    assert len(seen) == 3
-    press(steps, "◀")
-    expect(caption).to_contain_text("C waits: no budget is left")
-    expect(steps.locator('[id="asked.B.budget left"]')).to_have_text("6")
-    expect(steps.locator('[id="asked.B.outcome"]')).to_have_text(
-        "no new token: 1 of its 7 tokens is not run yet"
-    )
-
-
-def test_the_cache_and_all_tokens_are_shown_on_demand(steps: Locator) -> None:
-    choose(steps, "show", "the steps, the cache and all tokens")
-    expect(steps.locator('[id="slots"]')).to_have_text("cache: 3 rows of 16 slots")
-    hover(steps, "slot0", "slot 0: K and V of token 0 of A")
-
-
 def test_a_larger_budget_runs_all_prompts_at_once_under_every_policy(steps: Locator) -> None:
     fill(steps, "token budget", 32)
     caption = steps.locator(".te-caption")
@@ -468,76 +390,11 @@ def test_a_larger_budget_runs_all_prompts_at_once_under_every_policy(steps: Loca
     expect(caption).to_contain_text("C waits: all 2 places are taken (max_num_seqs)")
 
 
-def test_a_policy_that_cannot_chunk_gets_the_budget_that_it_needs_and_says_so(
-    steps: Locator,
-) -> None:
-    choose(steps, "policy", "prefill first")
-    expect(steps.locator(".te-message")).to_contain_text("a budget of 10 and not of 8")
-    expect(steps.locator(".te-caption")).to_contain_text(", prefill first:")
-    expect(steps.locator(".te-error")).to_have_count(0)
-    fill(steps, "token budget", 16)
-    expect(steps.locator(".te-message")).not_to_contain_text("budget of")
-
-
-def test_a_late_long_prompt_joins_those_who_decode(steps: Locator) -> None:
-    fill(steps, "max_num_seqs", 4)
-    expect(steps.locator('[id="title.note"]')).to_contain_text("max_num_seqs 4")
-    choose(steps, "arrivals", "a long prompt before step 4")
-    expect(steps.locator('[id="line.D"]')).to_have_text("D")
-    go(steps, 4)
-    expect(steps.locator(".te-caption")).to_contain_text(
-        "8 of 8 budget tokens for 4 requests: A decode 1, B decode 1, C decode 1, D prefill 5"
-    )
-
-
 def test_play_runs_to_the_end(steps: Locator) -> None:
     steps.locator(".widget-play button").first.click()
     caption = steps.locator(".te-caption")
     expect(caption).to_have_text(re.compile(r"^Step (\d+) of \1, one rule"), timeout=60_000)
     expect(caption).to_contain_text("with this step")
-
-
-# -- of notebooks 04 and 05: the pool, the cells, the dial -----------------------------------------
-
-
-def test_at_first_sight_blocks_are_taken_one_by_one_and_a_larger_size_needs_fewer(
-    ran: Callable[[str], Page],
-) -> None:
-    view = explorer(ran(EXPLORERS), "Pages explorer")
-    caption = view.locator(".te-caption")
-    fill(view, "blocks", 16)
-    fill(view, "block size", 4)
-    go(view, 0)
-    expect(caption).to_contain_text(re.compile(r"of 16 blocks hold .* takes? block"))
-    press(view, "▶")
-    expect(caption).to_contain_text("Step 1 of ")
-    fill(view, "block size", 8)
-    expect(caption).to_contain_text(re.compile(r"\d of 16 blocks hold"))
-    assert not re.search("hash|find", caption.inner_text())
-    fill(view, "blocks", 1)
-    expect(view.locator(".te-note")).to_contain_text("this run has 2 blocks and not 1.")
-    expect(caption).to_contain_text("of 2 blocks hold")
-    fill(view, "blocks", 16)
-
-
-def test_cells_are_shared_shifted_and_refused_by_hand(ran: Callable[[str], Page]) -> None:
-    view = explorer(ran(EXPLORERS), "Cells explorer")
-    caption, error = view.locator(".te-caption"), view.locator(".te-error")
-    expect(caption).to_contain_text("cells 0 to 3 belong to both")
-    for label, value in (("seq", 0), ("p0", 0), ("p1", -1), ("delta", 2)):
-        fill(view, label, value)
-    press(view, "seq_add")
-    expect(error).to_contain_text("Copy first: seq_unshare(0, 0, -1)")
-    fill(view, "seq", 1)
-    press(view, "seq_rm")
-    expect(error).to_have_count(0)
-    expect(caption).to_contain_text("seq_rm(1")
-    fill(view, "seq", 0)
-    press(view, "seq_add")
-    expect(caption).to_contain_text("seq_add(0")
-    press(view, "apply K-shift")
-    expect(error).to_have_count(0)
-    expect(caption).to_contain_text("shift")
 
 
 def test_dial_runs_the_engine_at_each_block_size(ran: Callable[[str], Page]) -> None:
@@ -551,34 +408,6 @@ def test_dial_runs_the_engine_at_each_block_size(ran: Callable[[str], Page]) -> 
         expect(caption).to_contain_text(said)
     expect(caption).to_contain_text("the tokens are those of each request alone")
     expect(view.locator('[id="table.here"]')).to_have_count(1)
-
-
-def test_pool_is_stepped_and_a_smaller_one_makes_somebody_give_way(
-    ran: Callable[[str], Page],
-) -> None:
-    view = explorer(ran(EXPLORERS), "Block explorer")
-    caption, scene = view.locator(".te-caption"), view.locator("svg.te-scene")
-    fill(view, "blocks", 12)
-    go(view, 0)
-    expect(caption).to_contain_text("of 12 blocks hold")
-    seen = {scene.inner_html()}
-    for step in (1, 2, 3):
-        press(view, "▶")
-        expect(caption).to_contain_text(f"Step {step} of ")
-        seen.add(scene.inner_html())
-    assert len(seen) == 4
-    expect(caption).to_contain_text("B finds 4 tokens in block 0")
-    fill(view, "blocks", 2)
-    expect(view.locator(".te-note")).to_contain_text("this run has 3 blocks and not 2.")
-    fill(view, "block size", 1)
-    fill(view, "blocks", 32)
-    expect(view.locator(".te-error")).to_have_count(0)
-    expect(caption).to_contain_text("B finds 7 tokens in blocks")
-    fill(view, "block size", 4)
-    fill(view, "blocks", 5)
-    expect(caption).to_contain_text("of 5 blocks hold")
-    fill(view, "n", 2)
-    expect(caption).to_contain_text("A.1")
 
 
 # -- a nasty text in every view, and the exported pages --------------------------------------------

@@ -34,8 +34,6 @@ from tutorial_engine.viz.cell_steps import (
     CellsSnapshot,
     Changes,
     describe,
-    find_changes,
-    take_snapshot,
 )
 from tutorial_engine.viz.cell_view import cells_scene, heat_scale
 from tutorial_engine.viz.picture import Picture
@@ -77,11 +75,14 @@ STORY = [
 ]
 
 
-def played(plan: Sequence[Plan], budget: int = 8) -> Trace:
-    """The plan as the trace of an engine that did it: 10 ms a step and 1 ms a token."""
+def story(*after: tuple[str, str]) -> Trace:
+    """The story as the trace of an engine that did it: 10 ms a step and 1 ms a token.
+
+    `after` it, (id, reason) of requests that end without a step.
+    """
     found: list[Event] = []
     now, running = 0.0, set()
-    for step, one in enumerate(plan):
+    for step, one in enumerate(STORY):
         for name, prompt in one.added.items():
             found.append(events.Added(step, now, name, tuple(range(prompt)), 99, now))
         found.append(events.StepBegan(step, now))
@@ -100,15 +101,8 @@ def played(plan: Sequence[Plan], budget: int = 8) -> Trace:
         found += [events.TokenSampled(step, now, name, 5) for name in one.sampled]
         found += [events.Finished(step, now, name, "stop", 0) for name in one.finished]
         found.append(events.StepEnded(step, now, total))
-    return Trace({"policy": "Scheduler", "max_num_batched_tokens": budget}, tuple(found))
-
-
-def story(*after: tuple[str, str]) -> Trace:
-    """The storyboard's run; `after` it, (id, reason) of requests that end without a step."""
-    trace = played(STORY)
-    step, now = len(STORY), trace.events[-1].time
-    more = [events.Finished(step, now, name, reason, None) for name, reason in after]
-    return trace._replace(events=(*trace.events, *more))
+    found += [events.Finished(len(STORY), now, name, why, None) for name, why in after]
+    return Trace({"policy": "Scheduler", "max_num_batched_tokens": 8}, tuple(found))
 
 
 @cache
@@ -162,12 +156,6 @@ def crowd(policy: str = "one rule") -> Trace:
     return served(policy, 12, 60.0, 3, 4, 24, (4, 24), (4, 22))[0]
 
 
-def four_places(number: int = 4) -> Trace:
-    """The story, with its preemption, in an engine that has four places and says so."""
-    trace = story(("C", "abort"), ("D", "error"))
-    return trace._replace(settings={**trace.settings, "max_num_seqs": number})
-
-
 def seven(policy: str) -> Trace:
     """Seven requests on four places."""
     return served(policy, 7, 60.0, 3, 4, 24, (4, 24), (4, 16))[0]
@@ -199,7 +187,6 @@ class Pool(NamedTuple):
     hashes: dict[int, str]
     free: tuple[int, ...]
     held: dict[str, int]
-    slots: dict[str, tuple[int, ...]]  # of those that run, by position
 
 
 class Paged:
@@ -257,7 +244,6 @@ class Paged:
             {i: b.hash.hex()[:12] for i, b in enumerate(blocks.blocks) if b.hash is not None},
             tuple(blocks.free_queue),
             {name: lens.get(name, forked[name]) for name in blocks.tables},
-            {name: self.memory.describe(name).slots[:many] for name, many in lens.items()},
         )
 
     @property
@@ -316,8 +302,6 @@ CASES = [
 
 # -- cells ----------------------------------------------------------------------------------------
 
-CELL_LABELS = {0: "How", 1: "·are", 2: "·you"}
-
 
 def new_cells(num_cells: int = 6, num_layers: int = 3) -> CellKVCache:
     """Empty cells of a random model, poisoned."""
@@ -334,21 +318,10 @@ def small_model(num_layers: int) -> Qwen3ForCausalLM:
     return random_model(num_hidden_layers=num_layers)
 
 
-def shared_text() -> tuple[CellKVCache, CellsSnapshot]:
-    """Three tokens, two of them shared, cell 3 freed; and the moment before."""
-    cells = new_cells()
-    run_cells(cells, [5, 6, 7, 8])
-    cells.seq_cp(0, 1, 0, 2)
-    full = take_snapshot(cells, {**CELL_LABELS, 3: "·?"})
-    cells.seq_rm(0, 3)
-    return cells, take_snapshot(cells, CELL_LABELS, full)
-
-
-def cells_picture(now: CellsSnapshot, before: CellsSnapshot | None = None) -> Picture:
+def cells_picture(now: CellsSnapshot) -> Picture:
     """A moment as the explorer shows it, without its slider."""
-    changes = find_changes(before, now) if before is not None else Changes((), (), ())
-    scene = cells_scene(now, changes, "cells", heat_scale([now]))
-    return Picture(scene.svg(), b"", describe(now, before))  # no PNG: it takes longest
+    scene = cells_scene(now, Changes((), (), ()), "cells", heat_scale([now]))
+    return Picture(scene.svg(), b"", describe(now))  # no PNG: it takes longest
 
 
 # -- reading a picture ----------------------------------------------------------------------------
@@ -393,14 +366,14 @@ def words(shown: Picture | Scene) -> list[Words]:
     return found
 
 
-def check_words(shown: Picture | Scene, least: float = 9) -> None:
+def check_words(shown: Picture | Scene, widest: float = 1000) -> None:
     """AssertionError for words that are too small, cut off, or written over others."""
     svg = shown.svg if isinstance(shown, Picture) else shown.svg()
     width, height = (float(ET.fromstring(svg).attrib[key]) for key in ("width", "height"))
-    assert width <= 1000
+    assert width <= widest
     seen = sorted(words(shown), key=lambda one: one.top)
     for i, one in enumerate(seen):
-        assert one.size >= least, one
+        assert one.size >= 9, one
         assert one.left >= 0 and one.right <= width + 0.5, (one, width)
         assert one.top >= 0 and one.bottom <= height, (one, height)
         for other in seen[i + 1 :]:
