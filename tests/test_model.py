@@ -4,7 +4,7 @@ import copy
 import pickle
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -19,6 +19,7 @@ from checkpoints import (
     save_random,
 )
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from transformers import Qwen3Config
 from transformers.models.qwen3.modeling_qwen3 import (
     Qwen3RMSNorm,
@@ -220,6 +221,71 @@ def test_a_packed_model_can_be_neither_moved_nor_copied() -> None:
     for copied in (pickle.dumps, copy.deepcopy):
         with pytest.raises(ValueError, match=r"prepacked model .*load_model\(\.\.\., fast=False\)"):
             copied(packed)
+
+
+# -- modules are PyTorch's own ---------------------------------------------------------------------
+
+
+class Zero(nn.Module):
+    """An MLP that adds nothing."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.zeros_like(x)
+
+
+@pytest.fixture(params=["textbook", "fast"])
+def loaded(request: pytest.FixtureRequest, checkpoint: Path) -> Qwen3ForCausalLM:
+    """A loaded model with the layers of layers.py, or with every twin that there is."""
+    model = load_model(checkpoint, fast=False)
+    if request.param == "fast":
+        use_fast_layers(model, pack_from=0)
+    return model
+
+
+def logits(model: Qwen3ForCausalLM) -> Tensor:
+    return our_logits(model, [[1, 2, 3], [4, 5]])
+
+
+def test_a_module_that_is_replaced_or_removed_does_not_run(loaded: Qwen3ForCausalLM) -> None:
+    layer, before = loaded.model.layers[1], logits(loaded)
+    mlp, zero = layer.mlp, Zero()
+    without = mlp.register_forward_hook(lambda module, inputs, output: torch.zeros_like(output))
+    want = logits(loaded)
+    without.remove()
+    assert torch.equal(logits(loaded), before) and not torch.equal(want, before)
+    for replace in (setattr, lambda parent, name, part: parent.add_module(name, part)):
+        replace(layer, "mlp", zero)
+        assert torch.equal(logits(loaded), want)
+        layer.mlp = mlp
+        assert torch.equal(logits(loaded), before)
+    layer.self_attn.q_norm = nn.Identity()
+    assert not torch.allclose(logits(loaded), before)
+    del layer.mlp
+    with pytest.raises(AttributeError, match="mlp"):
+        logits(loaded)
+
+
+def test_hooks_of_every_kind_are_called(loaded: Qwen3ForCausalLM) -> None:
+    names = {module: name for name, module in loaded.named_modules()}
+    run = [m for m in names if not isinstance(m, nn.ModuleList)]
+    for register_pre, register in (
+        (register_module_forward_pre_hook, register_module_forward_hook),
+        (
+            lambda hook: [m.register_forward_pre_hook(hook) for m in run],
+            lambda hook: [m.register_forward_hook(hook) for m in run],
+        ),
+    ):
+        began, ended = list[str](), list[str]()
+        handles: list[Any] = []
+        for made in (
+            register_pre(lambda module, _, began=began: began.append(names[module])),
+            register(lambda module, *_, ended=ended: ended.append(names[module])),
+        ):
+            handles += made if isinstance(made, list) else [made]
+        logits(loaded)
+        for handle in handles:
+            handle.remove()
+        assert sorted(began) == sorted(ended) == sorted(names[m] for m in run)
 
 
 # -- RoPE: its angles never lose precision --------------------------------------------------------
