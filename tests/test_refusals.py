@@ -263,10 +263,6 @@ def policy(**methods: Callable[..., Any]) -> type[Scheduler]:
 POLICIES: dict[str, tuple[type[Scheduler], str]] = {
     "no number": (policy(num_tokens_to_run=lambda *_: None), "run gave None .*`return` missing"),
     "less than none": (policy(num_tokens_to_run=lambda *_: -1), "gave -1 .*0 for none"),
-    "more than the step has": (
-        policy(num_tokens_to_run=lambda self, request, plan: request.num_new_tokens),
-        "this step has room for",
-    ),
     "never any": (policy(num_tokens_to_run=lambda *_: 0), r"planned nothing, and \['r0', 'r1'"),
     "no plan": (policy(schedule=lambda self: None), "schedule gave None: it must return the list"),
     "a request twice": (
@@ -286,7 +282,7 @@ POLICIES: dict[str, tuple[type[Scheduler], str]] = {
 @pytest.mark.parametrize("what", POLICIES)
 def test_a_policy_that_is_wrong_is_named(what: str) -> None:
     scheduler, says = POLICIES[what]
-    limits = EngineConfig(max_num_seqs=2, max_num_batched_tokens=6, max_model_len=LIMIT)
+    limits = EngineConfig(max_num_seqs=2, max_model_len=LIMIT)
     engine = small_engine(scheduler=scheduler, config=limits)
     with pytest.raises((ValueError, RuntimeError), match=f"Mine.*{says}"):
         engine.generate(PROMPTS, FIVE)
