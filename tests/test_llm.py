@@ -5,17 +5,16 @@ says what it says alone, aborted, failing or streamed, is in test_as_if_alone.py
 """
 
 import warnings
-from collections.abc import Callable, Sequence
-from dataclasses import fields
+from collections.abc import Sequence
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
-from engines import random_model, watched
+from engines import random_model
 from memories import check_empty
 from tokenizers import Tokenizer
 
 from tutorial_engine.cache.cells import CellKVCache
-from tutorial_engine.cache.memory import KVMemory
 from tutorial_engine.cache.paged import PagedKVCache
 from tutorial_engine.cache.rows import StaticKVCache
 from tutorial_engine.engine.args import EngineArgs
@@ -25,10 +24,10 @@ from tutorial_engine.engine.engine import LLMEngine
 from tutorial_engine.engine.generate import generate
 from tutorial_engine.engine.inputs import TokensPrompt
 from tutorial_engine.engine.llm import LLM
-from tutorial_engine.engine.request import CompletionOutput, Logprob, RequestOutput
+from tutorial_engine.engine.request import RequestOutput
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 from tutorial_engine.sampling.params import SamplingParams
-from tutorial_engine.trace.events import BlockCopied, Forked, Recorder, StepEnded
+from tutorial_engine.trace.events import Recorder, StepEnded
 
 TEXTS = ["Once upon a time", "Anna had a red kite. One day", "Tom and"]
 GREEDY = SamplingParams(temperature=0, max_tokens=12)
@@ -55,15 +54,6 @@ def token_ids(outputs: Sequence[RequestOutput]) -> list[tuple[int, ...]]:
 
 def test_outputs_have_the_fields_of_vllm(llm: LLM) -> None:
     text, by_ids = ask(llm, [TEXTS[0], [1, 2, 3]])
-    names = {field.name for field in fields(RequestOutput)}
-    assert names == {
-        *("request_id", "prompt", "prompt_token_ids", "prompt_logprobs", "outputs", "finished"),
-        *("metrics", "num_cached_tokens", "error"),
-    }
-    assert {field.name for field in fields(CompletionOutput)} == {
-        *("index", "text", "token_ids", "logprobs", "cumulative_logprob", "finish_reason"),
-        "stop_reason",
-    }
     assert text.prompt == TEXTS[0] and by_ids.prompt is None
     assert list(text.prompt_token_ids) == llm.get_tokenizer().encode(TEXTS[0]).ids  # type: ignore[union-attr]
     assert text.finished and text.prompt_logprobs is text.error is None
@@ -77,7 +67,7 @@ def test_a_prompt_has_four_forms_and_one_answer(llm: LLM, tokenizer: Tokenizer) 
     one = token_ids(ask(llm, TEXTS[0]))
     forms = [TEXTS[0], ids, {"prompt": TEXTS[0]}, {"prompt_token_ids": ids}]
     assert token_ids(ask(llm, forms)) == one * 4
-    assert token_ids(ask(llm, forms[2])) == token_ids(ask(llm, forms[3])) == one
+    assert all(token_ids(ask(llm, form)) == one for form in forms[2:])
     assert token_ids(ask(llm, forms, [GREEDY] * 4)) == one * 4
     assert ask(llm, []) == [] and llm.llm_engine.generate([]) == []
     assert ask(llm, [forms[2]])[0].prompt == TEXTS[0] and ask(llm, [forms[3]])[0].prompt is None
@@ -87,17 +77,12 @@ def test_logprobs_are_tables_by_token_id(llm: LLM, tokenizer: Tokenizer) -> None
     params = SamplingParams(temperature=1.0, seed=3, max_tokens=8, logprobs=2)
     ((got,),) = [output.outputs for output in ask(llm, TEXTS[0], params)]
     assert got.logprobs is not None and len(got.logprobs) == len(got.token_ids)
-    ranks = set()
     for token_id, known in zip(got.token_ids, got.logprobs, strict=True):
         assert next(iter(known)) == token_id
-        assert sorted(entry.rank for entry in known.values()) == sorted(
-            {1, 2, known[token_id].rank}
-        )
+        assert {entry.rank for entry in known.values()} == {1, 2, known[token_id].rank}
         for known_id, entry in known.items():
-            assert isinstance(entry, Logprob)
             assert entry.decoded_token == tokenizer.decode([known_id])
-        ranks.add(known[token_id].rank)
-    assert len(ranks) > 1
+    assert any(len(known) == 3 for known in got.logprobs), "one was not among the best"
     sampled = [known[i].logprob for known, i in zip(got.logprobs, got.token_ids, strict=True)]
     assert got.cumulative_logprob == pytest.approx(sum(sampled))
 
@@ -158,42 +143,25 @@ def test_a_second_identical_prompt_is_found_until_the_cache_is_reset(
 
 def test_the_loop_of_vllms_engine_example(model: Qwen3ForCausalLM, tokenizer: Tokenizer) -> None:
     engine = LLMEngine.from_engine_args(EngineArgs(model, tokenizer=tokenizer, max_num_seqs=2))
-    waiting = list(enumerate(TEXTS))
-    last: dict[str, RequestOutput] = {}
-    seen: list[str] = []
+    waiting, ended = list(enumerate(TEXTS)), dict[str, RequestOutput]()
     while waiting or engine.has_unfinished_requests():
         if waiting:
             number, text = waiting.pop(0)
             engine.add_request(str(number), text, GREEDY)
-        for output in engine.step():
-            before, last[output.request_id] = last.get(output.request_id), output
-            assert output.outputs[0].text.startswith(before.outputs[0].text if before else "")
-            assert output.finished == (output.outputs[0].finish_reason is not None)
-            seen += [output.request_id] if output.finished else []
-    assert sorted(seen) == ["0", "1", "2"] and engine.get_num_unfinished_requests() == 0
+        ended |= {output.request_id: output for output in engine.step() if output.finished}
+    assert engine.get_num_unfinished_requests() == 0
     want = generate(model, TEXTS, GREEDY, tokenizer=tokenizer)
-    assert [last[str(i)].outputs for i in range(3)] == [output.outputs for output in want]
+    assert [ended[str(i)].outputs for i in range(3)] == [output.outputs for output in want]
 
 
-def test_stream_brings_growing_text_and_runs_as_far_as_it_is_read(
-    model: Qwen3ForCausalLM, tokenizer: Tokenizer
-) -> None:
-    engine = LLMEngine(model, tokenizer)
-    want = {o.prompt: o.outputs for o in engine.generate(TEXTS, GREEDY)}
-    steps, texts = engine.num_steps, dict[str, str]()
-    stream = engine.stream(TEXTS, GREEDY)
+def test_a_stream_runs_as_far_as_it_is_read(llm: LLM) -> None:
+    engine = llm.llm_engine
+    steps, stream = engine.num_steps, engine.stream(TEXTS, GREEDY)
     assert engine.num_steps == steps and not engine.requests
     next(stream)
     assert engine.num_steps == steps + 1 and len(engine.requests) == 3
     stream.close()  # type: ignore[attr-defined]
     assert not engine.requests and engine.memory.seq_ids == ()
-    for output in engine.stream(TEXTS, GREEDY):
-        assert output.prompt is not None
-        assert output.outputs[0].text.startswith(texts.get(output.prompt, ""))
-        texts[output.prompt] = output.outputs[0].text
-        if output.finished:
-            assert output.outputs == want[output.prompt]
-    assert texts == {prompt: outputs[0].text for prompt, outputs in want.items()}
 
 
 # -- who comes, who goes, what a step returns -----------------------------------------------------
@@ -223,27 +191,6 @@ def test_a_seed_makes_all_of_it_reproducible() -> None:
     assert first == second, "a seed of its own counts"
 
 
-def test_a_step_returns_who_got_a_token_in_one_forward() -> None:
-    engine = small_engine(max_num_batched_tokens=6)
-    engine.add_request("a", PROMPTS[0], FIVE)
-    engine.add_request("b", PROMPTS[2], FIVE)
-    assert engine.get_num_unfinished_requests() == 2
-    # budget 6: {a 5, b 1}, {a 1, b 5}, {a 1, b 3: the last of 9}, {a 1, b 1}
-    with watched(MODEL) as batches:
-        got = [[output.request_id for output in engine.step()] for _ in range(4)]
-    assert got == [["a"], ["a"], ["a", "b"], ["a", "b"]]
-    assert [batch.query_lens for batch in batches] == [(5, 1), (1, 5), (1, 3), (1, 1)]
-    last = {output.request_id: output for output in engine.step()}
-    assert last["a"].finished and not last["b"].finished
-    assert len(last["a"].outputs[0].token_ids) == 5 and len(last["b"].outputs[0].token_ids) == 3
-    assert engine.get_num_unfinished_requests() == 1
-    assert engine.run(max_steps=1) == [] and engine.num_steps == 6
-    assert [output.request_id for output in engine.run()] == ["b"]
-    assert engine.step() == [] == engine.run() and not engine.has_unfinished_requests()
-    assert engine.num_steps == engine.runner.num_forwards == 7
-    assert engine.runner.num_tokens == 14 + 2 * 4
-
-
 def test_an_id_is_free_again_afterwards_and_made_up_where_none_is_given() -> None:
     engine = small_engine()
     for name in ("r0", "r2"):
@@ -256,30 +203,6 @@ def test_an_id_is_free_again_afterwards_and_made_up_where_none_is_given() -> Non
     assert engine.add_request("r0", [1], FIVE) == "r0"
 
 
-def test_times_of_a_small_case_by_hand() -> None:
-    """1 s per forward and 0.25 s per token; budget 4; a has 3 tokens, b has 6, c comes late.
-
-    step 0: a 3, b 1 = 2.0 s → now 2.0, a's first token
-    step 1: a 1, b 3 = 2.0 s → now 4.0, a's second and last
-    step 2: b 2      = 1.5 s → now 5.5, b's first; c is added now, it says at 5.0
-    step 3: b 1, c 2 = 1.75 s → now 7.25, b's second and last, c's first
-    step 4: c 1      = 1.25 s → now 8.5, c's second and last
-    """
-    engine = small_engine(clock=VirtualClock(1.0, 0.25), max_num_batched_tokens=4)
-    two = SamplingParams(max_tokens=2, ignore_eos=True)
-    engine.add_request("a", [1, 2, 3], two)
-    engine.add_request("b", [1, 2, 3, 4, 5, 6], two)
-    ended = {o.request_id: o for _ in range(3) for o in engine.step() if o.finished}
-    engine.add_request("c", [7, 8], two, arrival=5.0)
-    ended |= {output.request_id: output for output in engine.run()}
-    a, b, c = (ended[name].metrics for name in "abc")
-    assert a == (0.0, 0.0, (2.0, 4.0), 4.0)
-    assert b == (0.0, 0.0, (5.5, 7.25), 7.25)
-    assert c == (5.0, 5.5, (7.25, 8.5), 8.5)
-    assert (a.ttft, a.tpot, a.itl, a.total, a.queue_time) == (2.0, 2.0, (2.0,), 4.0, 0.0)
-    assert (b.ttft, b.tpot, c.ttft, c.queue_time) == (5.5, 1.75, 2.25, 0.5)
-
-
 def test_a_recorder_and_a_bar_change_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     recorder = Recorder()
     plain, recorded = small_engine(), small_engine(trace=recorder)
@@ -287,7 +210,6 @@ def test_a_recorder_and_a_bar_change_nothing(capsys: pytest.CaptureFixture[str])
     assert capsys.readouterr().err == ""
     assert recorded.generate(PROMPTS, FIVE, progress=True) == want
     assert "3/3" in capsys.readouterr().err
-    assert plain.trace is plain.scheduler.trace is None
     trace = recorder.trace()
     assert trace.settings == recorded.settings and trace.settings["policy"] == "Scheduler"
     assert trace.settings["seconds_per_token"] == 0.001
@@ -295,53 +217,32 @@ def test_a_recorder_and_a_bar_change_nothing(capsys: pytest.CaptureFixture[str])
     assert sum(isinstance(event, StepEnded) for event in trace.events) == recorded.num_steps
 
 
-# -- n continuations ------------------------------------------------------------------------------
-
-WARM = SamplingParams(n=3, temperature=1.0, seed=5, max_tokens=12, ignore_eos=True)
-PROMPT = [11, 3, 57, 2, 90, 41, 8, 8, 26, 70, 15]
-MEMORIES: dict[str, Callable[[Recorder], KVMemory]] = {
-    "rows": lambda trace: StaticKVCache.from_config(
-        MODEL.config, max_seqs=8, max_len=64, trace=trace
-    ),
-    "cells": lambda trace: CellKVCache.from_config(MODEL.config, 128, trace=trace),
-    **{
-        f"pages of {size}": lambda trace, size=size: PagedKVCache.from_config(  # type: ignore[misc]
-            MODEL.config, block_size=size, num_blocks=128 // size, trace=trace
-        )
-        for size in (1, 4, 16)
-    },
-}
+MEMORIES: list[tuple[Any, dict[str, int]]] = [
+    (StaticKVCache, {"max_seqs": 8}),
+    (CellKVCache, {"num_cells": 128}),
+    (PagedKVCache, {"num_blocks": 8}),
+]
 
 
-@pytest.mark.parametrize("kind", MEMORIES)
-def test_each_sample_is_as_if_alone_and_the_prompt_runs_once(kind: str) -> None:
-    recorder = Recorder()
-    engine = small_engine(
-        memory=MEMORIES[kind](recorder), max_model_len=64, max_num_batched_tokens=512
-    )
-    engine.add_request("A", PROMPT, WARM)
+@pytest.mark.parametrize(("kind", "sizes"), MEMORIES)
+def test_the_prompt_of_several_samples_runs_once_where_the_memory_can_share_it(
+    kind: Any, sizes: dict[str, int]
+) -> None:
+    engine, prompt = small_engine(memory=kind.from_config(MODEL.config, **sizes)), range(1, 12)
+    warm = SamplingParams(n=3, temperature=1.0, seed=5, max_tokens=12, ignore_eos=True)
+    engine.add_request("A", prompt, warm)
     engine.add_request("B", [1, 2], SamplingParams(max_tokens=2))
     engine.step()
-    waiting, running = engine.state()[:2]
-    assert set(waiting) | {*running} == {"A", "A.1", "A.2", "B"} and waiting[:2] == ("A.1", "A.2")
-    outputs = {output.request_id: output for output in engine.run()}
-    alone = [token_ids(generate(MODEL, [PROMPT], WARM.sample(i)))[0] for i in range(WARM.n)]
-    assert token_ids([outputs["A"]]) == alone and len({*alone}) == 3
-    assert [one.index for one in outputs["A"].outputs] == [0, 1, 2]
-    shared = [event.num_tokens for event in recorder.events if isinstance(event, Forked)]
-    assert shared == ([0, 0] if kind == "rows" else [10, 10])
-    once = 11 + 11 + 2 * (1 + 11) if kind != "rows" else 3 * (11 + 11)
-    assert engine.runner.num_tokens == once + 2 + 1
-    copies = sum(isinstance(event, BlockCopied) for event in recorder.events)
-    assert copies == (2 if kind in ("pages of 4", "pages of 16") else 0)
-    check_empty(engine.memory)
+    assert engine.state().waiting[:2] == ("A.1", "A.2"), "they came before B"
+    engine.run()
+    whole = kind is StaticKVCache
+    assert engine.runner.num_tokens == 2 + 1 + (3 * (11 + 11) if whole else 11 + 11 + 2 * (1 + 11))
 
 
 # -- what goes wrong for one goes wrong for one ---------------------------------------------------
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize(("temperature", "bad"), [(0.0, float("nan")), (1.0, float("inf"))])
 def test_logits_that_are_no_numbers_end_their_request_alone(temperature: float, bad: float) -> None:
     engine = small_engine()
     params = SamplingParams(max_tokens=5, temperature=temperature, seed=1)
@@ -366,38 +267,24 @@ def test_logits_that_are_no_numbers_end_their_request_alone(temperature: float, 
 
 
 def test_generate_says_what_went_wrong_with_one() -> None:
-    class Illiterate:
-        """A tokenizer that cannot read one token."""
-
-        def decode(self, ids: Sequence[int]) -> str:
-            if second in ids:
-                raise UnicodeError(f"what is {second}?")
-            return "a" * len(ids)
-
-        encode = decode
-
-    first, second = token_ids(generate(MODEL, [PROMPTS[0]], FIVE))[0][:2]
-    engine = LLMEngine(MODEL, Illiterate())  # type: ignore[arg-type]
-    with pytest.warns(UserWarning, match=f"prompt 0 ended with an error: .*what is {second}"):
+    tokenizer = Mock(encode=len, decode=Mock(side_effect=UnicodeError("what is this?")))
+    engine = LLMEngine(MODEL, tokenizer)
+    with pytest.warns(UserWarning, match="prompt 0 ended with an error: .*what is this"):
         (output,) = engine.generate([PROMPTS[0]], FIVE)
-    assert (token_ids([output]), output.outputs[0].text) == ([(first,)], "a")
-    assert output.outputs[0].finish_reason == "error"
-    assert not engine.requests
+    assert output.outputs[0].finish_reason == "error" and not engine.requests
 
 
 def test_without_a_tokenizer_prompts_are_token_ids() -> None:
     llm = LLM(skip_tokenizer_init=True)
-    (output,) = llm.generate(
-        [[1, 2, 3]], SamplingParams(temperature=0, max_tokens=2), use_tqdm=False
-    )
-    assert llm.get_tokenizer() is None and len(output.outputs[0].token_ids) == 2
+    (output,) = ask(llm, [[1, 2, 3]])
+    assert llm.get_tokenizer() is None and len(output.outputs[0].token_ids) == 12
     with pytest.raises(ValueError, match="tokenizer"):
-        llm.generate(["One day"], SamplingParams(temperature=0), use_tqdm=False)
+        ask(llm, ["One day"])
 
 
 def test_half_a_character_is_no_prompt(llm: LLM) -> None:
     with pytest.raises(ValueError, match=r"prompt 0 holds '.ud800' at character 4, which is half"):
-        llm.generate("One \ud800day", SamplingParams(temperature=0), use_tqdm=False)
+        ask(llm, "One \ud800day")
 
 
 def test_what_scripts_for_vllm_write_is_taken_and_what_is_not_here_is_refused(llm: LLM) -> None:
@@ -417,10 +304,10 @@ def test_what_scripts_for_vllm_write_is_taken_and_what_is_not_here_is_refused(ll
         SamplingParams(temprature=1)  # type: ignore[call-arg]
     long = SamplingParams(temperature=0, max_tokens=None, ignore_eos=True)  # type: ignore[arg-type]
     small = LLM(llm.llm_engine.model, tokenizer=llm.get_tokenizer(), max_model_len=40)
-    (output,) = small.generate(TokensPrompt(prompt_token_ids=[1, 2, 3]), long, use_tqdm=False)
+    (output,) = ask(small, TokensPrompt(prompt_token_ids=[1, 2, 3]), long)
     assert len(output.outputs[0].token_ids) == 37 and output.prompt_token_ids == [1, 2, 3]
     with pytest.raises(ValueError, match="cache_salt of prompt 0='me': vLLM has this"):
-        small.generate({"prompt_token_ids": [1], "cache_salt": "me"}, long, use_tqdm=False)
+        ask(small, {"prompt_token_ids": [1], "cache_salt": "me"}, long)
     LLM(llm.llm_engine.model, trust_remote_code=True, revision=None, hf_overrides={})
 
 
@@ -438,10 +325,9 @@ def test_a_template_can_be_handed_in(llm: LLM) -> None:
     template = "{% for m in messages %}{{ m.content }}{% endfor %}{{ end }}"
     (said,) = llm.chat(
         [{"role": "user", "content": "One day"}],
-        SamplingParams(temperature=0),
+        GREEDY,
         use_tqdm=False,
         chat_template=template,
         chat_template_kwargs={"end": " Ben"},
     )
-    (same,) = llm.generate("One day Ben", SamplingParams(temperature=0), use_tqdm=False)
-    assert said.prompt == "One day Ben" and said.outputs[0].text == same.outputs[0].text
+    assert said.prompt == "One day Ben" and token_ids([said]) == token_ids(ask(llm, "One day Ben"))

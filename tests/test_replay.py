@@ -26,8 +26,7 @@ from tutorial_engine.engine.replay import (
     Size,
 )
 from tutorial_engine.engine.runner import ModelRunner
-from tutorial_engine.lab.ledger import REFERENCE, batched_paths, ledger, our_paths
-from tutorial_engine.model.attention import NaiveAttention, SdpaAttention
+from tutorial_engine.model.attention import SdpaAttention
 from tutorial_engine.model.batch import Allocation, Batch
 from tutorial_engine.model.batched_attention import (
     BatchedAttention,
@@ -187,19 +186,6 @@ def test_rows_that_are_too_many_repeat_the_shortest_context() -> None:
     assert lens == [4, 13, 4, 4]
 
 
-def test_the_flash_kernel_takes_what_we_hand_it() -> None:
-    """PyTorch's own check of names and shapes, on tensors without numbers; no card is needed."""
-    with patch.object(torch.cuda, "get_device_capability", lambda device: (9, 0)):
-        kernel, why = varlen_kernel(torch.device("cuda"), torch.bfloat16)
-    assert kernel is not None and why == "the flash kernel takes all sequences at once"
-    q, k, v = (torch.empty(5, heads, 8, device="meta", dtype=torch.bfloat16) for heads in (4, 2, 2))
-    starts = torch.empty(3, device="meta", dtype=torch.int32)
-    out = kernel(q, k, v, starts, starts, 3, 3)
-    assert out.shape == q.shape and out.dtype == q.dtype
-    with patch.object(torch.cuda, "get_device_capability", lambda device: (7, 5)):
-        assert varlen_kernel(torch.device("cuda"), torch.float16)[0] is None
-
-
 def stays_empty(self: RecordedStep, *args: Sequence[Any]) -> None:
     """The tensors are filled once only."""
     if not self.numbers.any():
@@ -226,20 +212,6 @@ def test_a_planted_mistake_is_seen(name: str) -> None:
         assert tokens(engine("end to end"), *lengths) != right
 
 
-def test_the_ledger_has_them() -> None:
-    paths = {REFERENCE: our_paths(MODEL)[REFERENCE]} | batched_paths(MODEL)
-    rows = ledger(paths, PROMPTS, num_tokens=6)
-    assert len(rows) == 7 and all(row.ok for row in rows), rows
-
-
-def test_the_reference_of_the_kernel_is_attention_of_each() -> None:
-    batch = Batch.from_sequences([[1, 2, 3], [4], [5, 6]])
-    q, k, v = (torch.randn(6, heads, 8) for heads in (4, 2, 2))
-    starts = torch.tensor([0, 3, 4, 6], dtype=torch.int32)
-    out = varlen_by_sequence(q, k, v, starts, starts, 3, 3)
-    assert torch.allclose(out, NaiveAttention().attend(0, q, k, v, batch), atol=1e-5)
-
-
 def test_where_there_is_no_gpu_nothing_is_replayed_and_the_reason_is_said() -> None:
     one = LLMEngine(MODEL)
     assert type(one.runner) is ModelRunner and isinstance(one.runner.attention, SdpaAttention)
@@ -247,6 +219,8 @@ def test_where_there_is_no_gpu_nothing_is_replayed_and_the_reason_is_said() -> N
     assert varlen_kernel(torch.device("cpu"), torch.float32) == (None, "a CPU needs no such kernel")
     kernel, why = varlen_kernel(torch.device("cuda"), torch.float32)
     assert kernel is None and "for fp16 and bf16, the weights are torch.float32" in why
+    with patch.object(torch.cuda, "get_device_capability", lambda device: (7, 5)):
+        assert varlen_kernel(torch.device("cuda"), torch.float16)[0] is None
     assert EngineArgs(MODEL, enforce_eager=True).config.cuda_graphs is False
     with pytest.raises(ValueError, match="cuda_graphs is True or False, got 'no'"):
         EngineConfig(cuda_graphs="no")  # type: ignore[arg-type]

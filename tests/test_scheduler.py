@@ -1,18 +1,15 @@
 """Who runs in the next step, by hand: the one rule, when memory is short, and the older policies.
 
-That each request says what it says alone, whatever comes, is in test_as_if_alone.py.
-
-No model runs here: Toy has a memory of few slots, and a next token that depends on all it reads.
+That each request says what it says alone, whatever comes, is in test_as_if_alone.py. No model runs
+here: Toy has a memory of few slots, and every token is 1.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
-import torch
 
 from tutorial_engine.cache.memory import SequenceMemory
-from tutorial_engine.cache.storage import KVStorage
 from tutorial_engine.engine.clock import VirtualClock
 from tutorial_engine.engine.config import EngineConfig
 from tutorial_engine.engine.policies import OneByOne, PrefillFirst, StaticBatching
@@ -21,91 +18,48 @@ from tutorial_engine.engine.scheduler import Scheduler
 from tutorial_engine.model.batch import Allocation
 from tutorial_engine.sampling.params import SamplingParams
 from tutorial_engine.sampling.sampler import SampledToken
-from tutorial_engine.sampling.stopping import Finish, StopChecker
-from tutorial_engine.trace.events import Planned, Recorder, Setting, StepBegan, StepEnded
-
-VOCAB = 50
+from tutorial_engine.sampling.stopping import StopChecker
 
 
-def next_token(context: Sequence[int]) -> int:
-    """What the toy model says after these tokens: it depends on each and on its place."""
-    return (7 * sum((i + 1) * token for i, token in enumerate(context)) + 3) % VOCAB
+class Slots:
+    """Single slots, so few that running requests run out of them; what a scheduler asks for.
 
-
-def prompt_of(name: str, length: int) -> list[int]:
-    return [(3 * i + ord(name[-1])) % VOCAB for i in range(length)]
-
-
-def alone(name: str, prompt_len: int, num_tokens: int) -> list[int]:
-    """The outputs of a request that has everything for itself."""
-    tokens = prompt_of(name, prompt_len)
-    for _ in range(num_tokens):
-        tokens.append(next_token(tokens))
-    return tokens[prompt_len:]
-
-
-class TokenPool:
-    """A KVMemory of single slots, so few that running requests run out of them.
-
-    With `whole` a request is let in only when all its tokens fit. `hits`: so many tokens of a new
-    request are found in the cache, by its id.
+    `hits`: so many tokens of a new request are found in the cache, by its id.
     """
 
-    trace: Recorder | None = None
-    settings: Mapping[str, Setting] = {}
-    user: object = None
-
-    def __init__(
-        self, num_slots: int, whole: bool = False, hits: Mapping[str, int] | None = None
-    ) -> None:
-        self.max_len, self.whole, self.hits = num_slots, whole, hits or {}
-        self.free_slots = list(reversed(range(num_slots)))
+    def __init__(self, max_len: int, hits: Mapping[str, int] | None) -> None:
+        self.max_len, self.hits = max_len, hits or {}
         self.slots: dict[str, list[int]] = {}  # seq_id -> slots by position
-        self.contents: dict[int, int] = {}  # slot -> the token that a forward put there
 
     @property
-    def storage(self) -> KVStorage:
-        raise AssertionError("a scheduler does not look at the storage")
-
-    @property
-    def seq_ids(self) -> tuple[int | str, ...]:
-        return tuple(self.slots)
+    def num_free(self) -> int:
+        return self.max_len - sum(map(len, self.slots.values()))
 
     def allocate(
-        self, seq_id: str, token_ids: Sequence[int], num_computed: int, num_new: int
+        self, seq_id: str, token_ids: list[int], num_computed: int, num_new: int
     ) -> Allocation | None:
-        is_new = seq_id not in self.slots
-        slots = self.slots.get(seq_id, [])
-        first = self.hits.get(seq_id, 0) if is_new else num_computed
+        first = num_computed if seq_id in self.slots else self.hits.get(seq_id, 0)
         end = min(first + num_new, len(token_ids))
-        missing = max(0, end - len(slots))
-        if max(missing, len(token_ids) if self.whole and is_new else 0) > len(self.free_slots):
+        if end - len(self.slots.get(seq_id, ())) > self.num_free:
             return None
-        slots = slots + [self.free_slots.pop() for _ in range(missing)]
-        if is_new:
-            self.contents.update(zip(slots[:first], token_ids, strict=False))
-        self.slots[seq_id] = slots
-        return Allocation(first, slots[first:end], torch.tensor(slots[:end]))
+        self.slots[seq_id] = list(range(end))
+        return Allocation(first, self.slots[seq_id][first:], slice(0, end))
 
-    def commit(self, seq_id: str, token_ids: Sequence[int], num_computed: int) -> None:
+    def commit(self, seq_id: str, token_ids: list[int], num_computed: int) -> None:
         assert num_computed <= len(self.slots[seq_id])
 
-    def fork(self, parent_id: str, child_id: str, num_tokens: int) -> int:
-        return 0
-
     def free(self, seq_id: str) -> None:
-        self.free_slots += reversed(self.slots.pop(seq_id, []))
+        self.slots.pop(seq_id, None)
 
     def describe(self, seq_id: str) -> SequenceMemory:
         return SequenceMemory((), tuple(self.slots.get(seq_id, ())))
 
     def check_integrity(self) -> None:
-        taken = [slot for slots in self.slots.values() for slot in slots]
-        assert sorted([*taken, *self.free_slots]) == list(range(self.max_len)), "slots leaked"
+        assert self.num_free >= 0, "more slots than there are"
 
 
 class Toy:
-    """A scheduler, its memory, a clock, and what an engine does around them; no model.
+    """A scheduler, its memory, and what an engine does around them.
 
     `steps` has what each step ran: request id -> number of tokens.
     """
@@ -114,74 +68,35 @@ class Toy:
         self,
         policy: type[Scheduler] = Scheduler,
         slots: int = 1000,
-        whole: bool = False,
         hits: Mapping[str, int] | None = None,
-        recorder: Recorder | None = None,
         **limits: Any,
     ) -> None:
-        self.clock, self.memory, self.recorder = VirtualClock(), TokenPool(slots, whole, hits), None
-        if recorder is not None:
-            recorder.bind(self.clock.now, {})
-            self.recorder = recorder
-        config = EngineConfig(**limits)
-        self.scheduler = policy(config, self.memory, self.clock.now, recorder)
+        self.memory = Slots(slots, hits)
+        self.scheduler = policy(EngineConfig(**limits), self.memory, VirtualClock().now)  # type: ignore[arg-type]
         self.requests: dict[str, Request] = {}
         self.steps: list[dict[str, int]] = []
 
-    def add(self, name: str, prompt_len: int, max_tokens: int = 4) -> Request:
+    def add(self, name: str, prompt_len: int, max_tokens: int = 4) -> None:
         asked = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
-        checker = StopChecker(asked, max_new_tokens=max(1, self.scheduler.max_len - prompt_len))
-        prompt, now = prompt_of(name, prompt_len), self.clock.now()
-        self.requests[name] = Request(name, prompt, asked, checker=checker, arrival=now)
+        checker = StopChecker(asked, max_new_tokens=self.scheduler.max_len - prompt_len)
+        self.requests[name] = Request(name, [1] * prompt_len, asked, checker=checker)
         self.scheduler.add(self.requests[name])
-        return self.requests[name]
 
-    def schedule(self) -> list[ScheduledRequest]:
-        if self.recorder is not None:
-            self.recorder.record(StepBegan)
-        scheduled = self.scheduler.schedule()
-        if self.recorder is not None:
-            self.recorder.record(Planned)
-        return scheduled
-
-    def forward(self, scheduled: Sequence[ScheduledRequest]) -> dict[str, SampledToken]:
-        """Write the tokens where they go, read all of each request, let its sampler choose."""
-        self.clock.forward_done(sum(one.num_tokens for one in scheduled))
-        sampled = {}
-        for one in scheduled:
-            request, room = one.request, one.allocation
-            assert len(one.token_ids) == one.num_tokens == len(room.new_slots)
-            self.memory.contents.update(zip(room.new_slots, one.token_ids, strict=True))
-            assert isinstance(room.context_slots, torch.Tensor)
-            context = [self.memory.contents[slot] for slot in room.context_slots.tolist()]
-            end = room.first_position + one.num_tokens
-            assert context == request.token_ids[:end], f"{request.request_id} reads wrong tokens"
-            if one.yields_token:
-                logits = torch.zeros(VOCAB)
-                logits[next_token(context)] = 3.0
-                sampled[request.request_id] = request.sampler.sample(logits)
-        return sampled
-
-    def update(
-        self, scheduled: Sequence[ScheduledRequest], sampled: Mapping[str, SampledToken]
-    ) -> None:
+    def update(self, scheduled: list[ScheduledRequest]) -> None:
+        due = [item.request.request_id for item in scheduled if item.yields_token]
         self.scheduler.commit(scheduled)
-        self.scheduler.update(scheduled, sampled)
-        if self.recorder is not None:
-            self.recorder.record(StepEnded, sum(item.num_tokens for item in scheduled))
-            self.recorder.step += 1
+        self.scheduler.update(scheduled, dict.fromkeys(due, SampledToken(1)))
         self.scheduler.check_integrity()
 
-    def step(self) -> list[ScheduledRequest]:
-        scheduled = self.schedule()
+    def step(self) -> None:
+        scheduled = self.scheduler.schedule()
         assert scheduled, "a step without tokens"
         self.steps.append({item.request.request_id: item.num_tokens for item in scheduled})
-        self.update(scheduled, self.forward(scheduled))
-        return scheduled
+        self.update(scheduled)
 
-    def run(self, max_steps: int = 500) -> list[dict[str, int]]:
+    def run(self) -> list[dict[str, int]]:
         while self.scheduler.has_unfinished:
-            assert len(self.steps) < max_steps, "this never ends"
+            assert len(self.steps) < 500, "this never ends"
             self.step()
         return self.steps
 
@@ -283,9 +198,9 @@ def test_who_runs_how_many_tokens(name: str) -> None:
     for request in requests:
         toy.add(*request)
     assert [shares(step) for step in toy.run()[: len(want)]] == [shares(step) for step in want]
-    for request in requests:
-        assert toy.requests[request[0]].output_token_ids == alone(*request)
-    assert len(toy.memory.free_slots) == toy.memory.max_len
+    for name, _, max_tokens in requests:
+        assert toy.requests[name].output_token_ids == [1] * max_tokens
+    assert toy.memory.num_free == toy.memory.max_len
 
 
 def test_a_policy_may_choose_another_than_the_first() -> None:
@@ -299,81 +214,29 @@ def test_a_policy_may_choose_another_than_the_first() -> None:
     assert toy.run() == [{"b": 2}, {"c": 3}, {"a": 5}]
 
 
-# -- what can never run, and the narrowest limits -------------------------------------------------
+# -- who gives way, and who goes ------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("limits", "most"), [({"slots": 12}, 12), ({"max_model_len": 9}, 9)])
-def test_a_prompt_that_leaves_no_room_for_a_token_is_refused(
-    limits: dict[str, int], most: int
-) -> None:
-    toy = Toy(**limits)
-    with pytest.raises(ValueError, match=rf"request a has {most} tokens.* limited to {most}:"):
-        toy.add("a", most)
-    with pytest.raises(ValueError, match=rf"request b has {most + 30} tokens.* limited to {most}:"):
-        toy.add("b", most + 30)
-    assert toy.waiting == [] and not toy.scheduler.has_unfinished
-    c = toy.add("c", most - 1, max_tokens=5)
-    toy.run()
-    assert c.finish == Finish("length") and c.num_tokens == most
-
-
-# -- out of memory --------------------------------------------------------------------------------
-
-
-def test_the_last_to_run_gives_way_and_runs_prompt_and_outputs_again() -> None:
+def test_who_gives_way_waits_at_the_front_and_runs_prompt_and_outputs_again() -> None:
     toy = Toy(slots=8, long_prefill_token_threshold=5)
-    for name, length, max_tokens in (("a", 3, 4), ("b", 3, 4), ("c", 1, 1)):
-        if name == "c":  # a and b have run twice and all 8 slots are taken
-            toy.step(), toy.step()
-        toy.add(name, length, max_tokens)
-    b = toy.requests["b"]
-    sampler, outputs, before = b.sampler, b.output_token_ids, b.metrics
+    toy.add("a", 3), toy.add("b", 3)
+    toy.step(), toy.step()
+    toy.add("c", 1, max_tokens=1)  # it would fit when b has gone, but nobody comes in at once
     toy.step()
-    assert (toy.running, toy.waiting) == (["a"], ["b", "c"]), "it waits at the front"
-    assert b.status is RequestStatus.PREEMPTED and "b" not in toy.memory.slots
-    assert b.sampler is sampler and (sampler.num_sampled, b.checker.num_tokens) == (2, 2)
-    assert b.output_token_ids == outputs == alone("b", 3, 2)
-    assert (b.num_computed_tokens, b.num_new_tokens) == (0, 5)
-    assert toy.memory.allocate("c", [0], 0, 1) is not None, "c fitted, but nobody comes in"
-    toy.memory.free("c")
-    toy.run()
-    assert toy.steps[2:] == [{"a": 1}, {"a": 1}, {"b": 5, "c": 1}, {"b": 1}]
-    assert [toy.requests[name].output_token_ids for name in "ab"] == [
-        alone(name, 3, 4) for name in "ab"
-    ]
-    after = b.metrics  # the first time counts
-    assert before.ttft == after.ttft == toy.clock.per_forward + 6 * toy.clock.per_token
-    assert after.queue_time == before.queue_time == 0.0
-    assert after.token_times[:2] == before.token_times and len(after.token_times) == 4
-    assert after.itl[1] == max(after.itl), "the wait is seen between its tokens"
-    assert len(toy.memory.free_slots) == 8
-
-
-def preemptions(whole: bool) -> int:
-    recorder = Recorder()
-    toy = Toy(slots=16, whole=whole, recorder=recorder, max_num_batched_tokens=5)
-    toy.add("a", 3, max_tokens=11)
-    b = toy.add("b", 14, max_tokens=2)
-    toy.run()
-    assert b.output_token_ids == alone("b", 14, 2)
-    return sum(type(event).__name__ == "Preempted" for event in recorder.events)
-
-
-def test_letting_in_only_what_fits_whole_ends_the_thrash() -> None:
-    assert preemptions(whole=False) >= 2
-    assert preemptions(whole=True) == 0
+    assert (toy.running, toy.waiting) == (["a"], ["b", "c"])
+    assert toy.requests["b"].status is RequestStatus.PREEMPTED and "b" not in toy.memory.slots
+    assert toy.run()[2:] == [{"a": 1}, {"a": 1}, {"b": 5, "c": 1}, {"b": 1}]
 
 
 def test_no_token_of_a_step_under_way_reaches_an_aborted_request() -> None:
     toy = Toy()
-    a, b = toy.add("a", 3), toy.add("b", 3)
+    toy.add("a", 3), toy.add("b", 3)
     toy.step()
-    scheduled = toy.schedule()
-    sampled = toy.forward(scheduled)
-    toy.scheduler.abort(a)
-    toy.update(scheduled, sampled)
-    assert (a.output_token_ids, b.output_token_ids) == (alone("a", 3, 1), alone("b", 3, 2))
-    assert a.status is RequestStatus.ABORTED and toy.running == ["b"] == [*toy.memory.slots]
+    scheduled = toy.scheduler.schedule()
+    toy.scheduler.abort(toy.requests["a"])
+    toy.update(scheduled)
+    assert [len(toy.requests[name].output_token_ids) for name in "ab"] == [1, 2]
+    assert toy.running == ["b"] == [*toy.memory.slots]
 
 
 # what spoils a and b, who run, and c, who waits: (how, what the check says)
@@ -402,7 +265,7 @@ SPOILED: dict[str, tuple[Callable[[Toy], object], str]] = {
         lambda toy: toy.requests["a"].token_ids.pop(),
         "a has nothing left to run",
     ),
-    "a slot lost": (lambda toy: toy.memory.free_slots.pop(), "slots leaked"),
+    "the memory": (lambda toy: setattr(toy.memory, "max_len", 1), "more slots than there are"),
 }
 
 

@@ -3,9 +3,7 @@
 `python -m tools.vllm.record_runs --check` asks vLLM itself.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
-from types import SimpleNamespace
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -35,8 +33,8 @@ NAMES = sorted(file.stem for file in RUNS.glob("*.json"))
 
 
 @pytest.fixture(params=NAMES)
-def run(request: Any) -> Iterator[Trace]:
-    yield recorded_run(request.param)
+def run(request: Any) -> Trace:
+    return recorded_run(request.param)
 
 
 def of(trace: Trace, kind: type[Event]) -> list[Any]:
@@ -61,7 +59,6 @@ def test_runs_are_whole_and_small(run: Trace) -> None:
         replay.apply(event)
     assert not replay.state.unfinished().requests and not any(replay.ref_cnts.values())
     assert len(list(history(run))) == run.num_steps > 0
-    assert all(file.stat().st_size <= 60_000 for file in RUNS.glob("*.json"))
     times = [event.time for event in run.events]
     assert times == sorted(times) and times[0] >= 0
 
@@ -76,16 +73,6 @@ def test_the_queue_of_free_blocks_is_vllms_own(run: Trace) -> None:
             assert ours.free_queue(num_blocks) == event.blocks
         else:
             ours.apply(event)
-
-
-def test_another_rule_is_shown_as_it_is(run: Trace) -> None:
-    """A vLLM that was changed: its queue is drawn, and not ours."""
-    other = [
-        replace(event, blocks=event.blocks[::-1]) if isinstance(event, FreeQueue) else event
-        for event in run.events
-    ]
-    shown = [step.free for step in BlockRun(run._replace(events=tuple(other)), {}).steps]
-    assert shown == [queue.blocks[::-1] for queue in of(run, FreeQueue)]
 
 
 def test_runs_show_what_they_promise() -> None:
@@ -147,9 +134,7 @@ def test_pictures_draw_it(run: Trace) -> None:
 
 
 def test_what_cannot_be_recorded_is_refused_with_the_way_out() -> None:
-    elsewhere = SimpleNamespace(llm_engine=SimpleNamespace(engine_core=object()))
-    for llm in (elsewhere, object()):
-        with pytest.raises(ValueError, match="VLLM_ENABLE_V1_MULTIPROCESSING"), record(llm):
-            pass
+    with pytest.raises(ValueError, match="VLLM_ENABLE_V1_MULTIPROCESSING"), record(object()):
+        pass
     with pytest.raises(ValueError, match="only: burst, came_back, long_prompt"):
         recorded_run("brust")

@@ -1,7 +1,6 @@
 """Requests that come over time: when they come, when they enter, what users feel, two clocks."""
 
 import math
-import time
 from statistics import fmean
 from typing import Any
 
@@ -97,10 +96,7 @@ def test_waiting_counts_from_the_arrival_and_not_from_the_entry(small: Qwen3ForC
     _, late = serve(make(small, recorder=recorder), [arrival(0.0), arrival(0.5, name="b")])
     entry = next(e for e in recorder.events if isinstance(e, Added) and e.request_id == "b")
     assert (entry.time, entry.arrival) == (1.25, 0.5), "it came during the first step"
-    assert late.metrics.queue_time == 0.75
-    assert late.metrics.ttft == 0.75 + 1.0 + 5 * 0.0625
-    _, late = serve(make(small), [arrival(0.0), arrival(1.25, name="b")])
-    assert late.metrics.queue_time == 0.0, "just at the end of a step: it makes the next"
+    assert (late.metrics.queue_time, late.metrics.ttft) == (0.75, 0.75 + 1.0 + 5 * 0.0625)
 
 
 def test_an_engine_that_has_other_requests_is_refused_and_keeps_them(
@@ -129,9 +125,7 @@ def test_what_never_ends_is_refused(small: Qwen3ForCausalLM) -> None:
     ("args", "queue_time", "ttft", "tpot", "itl", "total", "throughput"),
     [
         ((3.0,), None, None, None, (), None, None),
-        ((3.0, 4.0), 1.0, None, None, (), None, None),
         ((3.0, 4.0, (6.0,)), 1.0, 3.0, None, (), None, None),
-        ((3.0, 4.0, (6.0, 8.0)), 1.0, 3.0, 2.0, (2.0,), None, None),
         ((3.0, 4.0, (6.0, 8.0), 8.0), 1.0, 3.0, 2.0, (2.0,), 5.0, 0.4),
         ((0.0, 0.0, (2.0,), 2.0), 0.0, 2.0, None, (), 2.0, 0.5),  # no further token
         ((0.0, 0.0, (0.0, 0.0), 0.0), 0.0, 0.0, 0.0, (0.0,), 0.0, None),  # 0 is a time
@@ -144,13 +138,6 @@ def test_each_number_appears_when_its_event_has_happened(
     m = RequestMetrics(*args)
     assert (m.queue_time, m.ttft, m.tpot) == (queue_time, ttft, tpot)
     assert (m.itl, m.total, m.throughput) == (itl, total, throughput)
-
-
-@given(st.lists(st.floats(0, 100), min_size=2, max_size=30).map(sorted))
-def test_tpot_is_the_mean_of_itl(times: list[float]) -> None:
-    metrics = RequestMetrics(0.0, 0.0, tuple(times), times[-1])
-    assert metrics.tpot == pytest.approx(math.fsum(metrics.itl) / len(metrics.itl), abs=1e-9)
-    assert metrics.total == pytest.approx(metrics.ttft + math.fsum(metrics.itl), abs=1e-9)
 
 
 @given(st.lists(st.integers(-50, 50), min_size=1, max_size=40), st.integers(0, 100))
@@ -166,26 +153,18 @@ def test_a_percentile_is_the_smallest_value_that_enough_do_not_exceed(
 # -- clocks ---------------------------------------------------------------------------------------
 
 
-def test_a_virtual_forward_costs_its_price_and_its_tokens() -> None:
+def test_a_virtual_clock_counts_forwards_and_tokens_and_waits_forwards_only() -> None:
     clock = VirtualClock(per_forward=0.5, per_token=0.25)
     assert clock.prices == {"seconds_per_forward": 0.5, "seconds_per_token": 0.25}
     times = [clock.now()]
     for tokens in (3, 1):
         clock.forward_done(tokens)
-        time.sleep(0.002)  # it stands still between forwards
         times.append(clock.now())
-    assert times == [0.0, 1.25, 2.0]
-    for prices in ((0.0, 0.5), (0.5, 0.0)):
-        cheap = VirtualClock(*prices)
-        cheap.forward_done(1)
-        assert cheap.now() == 0.5
-
-
-def test_waiting_moves_virtual_time_forwards_only() -> None:
-    clock = VirtualClock()
     for then in (7.0, 3.0):
         clock.wait_until(then)
-        assert clock.now() == 7.0
+        times.append(clock.now())
+    assert times == [0.0, 1.25, 2.0, 7.0, 7.0]
+    VirtualClock(0.0, 0.5), VirtualClock(0.5, 0.0)  # one of both may cost nothing
 
 
 @pytest.mark.parametrize(("forward", "token"), [(-0.1, 1), (1, -0.1), (0, 0), (math.nan, 1)])
@@ -194,14 +173,9 @@ def test_prices_that_are_none_are_refused(forward: float, token: float) -> None:
         VirtualClock(forward, token)
 
 
-def test_a_wall_clock_waits_until_then_and_not_for_what_is_past(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_wall_clock_waits_until_then_and_not_for_what_is_past() -> None:
     clock = WallClock()
     start = clock.now()
     clock.wait_until(start + 0.02)
     assert clock.now() - start >= 0.0199
-    asleep: list[float] = []
-    monkeypatch.setattr(time, "sleep", asleep.append)
     clock.wait_until(start)
-    assert asleep in ([], [0.0])

@@ -9,7 +9,7 @@ import signal
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from itertools import pairwise
 from typing import Any
@@ -35,7 +35,6 @@ from tutorial_engine.engine.policies import OneByOne, PrefillFirst, StaticBatchi
 from tutorial_engine.engine.replay import ReplayRunner
 from tutorial_engine.engine.request import (
     CompletionOutput,
-    Logprob,
     Request,
     RequestOutput,
     ScheduledRequest,
@@ -52,20 +51,15 @@ from tutorial_engine.sampling.sampler import SampledToken, Sampler
 from tutorial_engine.tiny.train import hugging_face_tensors
 from tutorial_engine.trace.events import (
     Admitted,
-    BlockCopied,
-    BlockShared,
     BlockTaken,
-    CellsShared,
     Forked,
-    Preempted,
     Recorder,
     Scheduled,
-    StepBegan,
     StepEnded,
     TokenSampled,
     Trace,
 )
-from tutorial_engine.trace.history import Replay
+from tutorial_engine.trace.history import Replay, history
 
 POLICIES: dict[str, type[Scheduler]] = {
     policy.__name__: policy for policy in (Scheduler, StaticBatching, OneByOne, PrefillFirst)
@@ -399,28 +393,6 @@ class BreakingRunner(ReplayRunner):
         return logits
 
 
-@dataclass
-class Diary:
-    """What was delivered of one visitor: cumulative outputs, of which each continues the last."""
-
-    outputs: list[RequestOutput] = field(default_factory=list)
-
-    def write(self, output: RequestOutput) -> None:
-        name = output.request_id
-        if self.outputs:
-            before = self.outputs[-1]
-            assert not before.finished, f"{name} gets more after its end"
-            for old, new in zip(before.outputs, output.outputs, strict=True):
-                assert new.token_ids[: len(old.token_ids)] == old.token_ids, f"{name} lost tokens"
-                assert new.text.startswith(old.text), f"{name}: {new.text!r} after {old.text!r}"
-        assert output.finished == all(one.finished() for one in output.outputs), name
-        self.outputs.append(output)
-
-    @property
-    def last(self) -> RequestOutput | None:
-        return self.outputs[-1] if self.outputs else None
-
-
 class Party:
     """One workload in its engine, from the first arrival to the last end.
 
@@ -429,9 +401,7 @@ class Party:
 
     memory: Any
 
-    def __init__(
-        self, workload: Workload, tokenizer: Tokenizer | None = None, at: AtLine | None = None
-    ) -> None:
+    def __init__(self, workload: Workload, at: AtLine | None = None) -> None:
         self.workload, self.recorder = workload, Recorder()
         self.memory = self.make_memory()
         config = EngineConfig(
@@ -445,14 +415,14 @@ class Party:
         self.runner.at, self.runner.most = workload.breaks, 2 * workload.max_steps
         self.engine = LLMEngine(
             small_model(),
-            tokenizer or the_tokenizer(),
+            the_tokenizer(),
             config,
             scheduler=POLICIES[workload.policy],
             memory=self.memory,
             clock=VirtualClock(),
             runner=self.runner,
         )
-        self.diaries: dict[str, Diary] = {}
+        self.delivered: dict[str, list[RequestOutput]] = {}  # of each that was let in
         self.streams: dict[str, Iterator[RequestOutput]] = {}
         self.aborted: set[str] = set()
         self.left: set[str] = set()  # whose stream or generate did not come to its end
@@ -519,6 +489,18 @@ class Party:
         elif "the device is gone" not in str(error):
             raise error
 
+    def deliver(self, output: RequestOutput) -> None:
+        """Outputs are cumulative: each continues the last."""
+        name, delivered = output.request_id, self.delivered[output.request_id]
+        if delivered:
+            before = delivered[-1]
+            assert not before.finished, f"{name} gets more after its end"
+            for old, new in zip(before.outputs, output.outputs, strict=True):
+                assert new.token_ids[: len(old.token_ids)] == old.token_ids, f"{name} lost tokens"
+                assert new.text.startswith(old.text), f"{name}: {new.text!r} after {old.text!r}"
+        assert output.finished == all(one.finished() for one in output.outputs), name
+        delivered.append(output)
+
     def step(self) -> None:
         """One of the engine's. What it could not return, the next one does."""
         outputs: list[RequestOutput] = []
@@ -528,19 +510,19 @@ class Party:
         except (KeyboardInterrupt, RuntimeError) as error:
             self.note(error)
         for output in outputs:
-            self.diaries[output.request_id].write(output)
+            self.deliver(output)
 
     def pull(self, name: str, visitor: Visitor) -> None:
         """The next output of a stream; or it is left."""
-        diary, stream = self.diaries[name], self.streams[name]
+        stream = self.streams[name]
         try:
             with self.watching():
-                if len(diary.outputs) == visitor.leaves:
+                if len(self.delivered[name]) == visitor.leaves:
                     self.left.add(name)
                     del self.streams[name]
                     stream.close()  # type: ignore[attr-defined]
                 else:
-                    diary.write(next(stream))
+                    self.deliver(next(stream))
         except StopIteration:
             del self.streams[name]
         except (KeyboardInterrupt, RuntimeError) as error:
@@ -554,7 +536,7 @@ class Party:
         never = len(asked.prompt) >= workload.longest or (
             not workload.can_chunk and len(asked.prompt) > workload.budget
         )
-        diary = self.diaries[name] = Diary()
+        self.delivered[name] = []
         engine._numbers = iter([number])  # type: ignore[assignment]  # streams choose their names
         try:
             with self.watching():
@@ -562,14 +544,14 @@ class Party:
                     self.streams[name] = engine.stream([asked.prompt], visitor.params)
                 elif visitor.way == "generate":
                     (output,) = engine.generate([asked.prompt], visitor.params)
-                    diary.write(output)
+                    self.deliver(output)
                 else:
                     samplers = self.samplers(name, visitor)
                     engine.add_request(name, asked.prompt, visitor.params, sampler=samplers)
         except ValueError as error:
             assert never and f"{len(asked.prompt)} tokens" in str(error), error
             self.refused += 1
-            del self.diaries[name]
+            del self.delivered[name]
         except (KeyboardInterrupt, RuntimeError) as error:
             self.note(error)
             if visitor.way != "add" or name not in engine.requests:
@@ -651,20 +633,21 @@ class Party:
             name = f"r{number}"
             if name in self.left:
                 self.check_left(name, visitor)
-            elif name in self.diaries:
+            elif name in self.delivered:
                 self.check_request(name, visitor)
         self.check_trace()
 
     def check_left(self, name: str, visitor: Visitor) -> None:
         """What it got before it was left is right."""
-        last = self.diaries[name].last
-        wanted = visitor.alone(self.workload.longest) if last else []
-        for got, want in zip(last.outputs if last else (), wanted, strict=True):
-            same_tokens(f"{name} sample {got.index}", got, want, len(got.token_ids))
+        for output in self.delivered[name][-1:]:
+            wanted = visitor.alone(self.workload.longest)
+            for got, want in zip(output.outputs, wanted, strict=True):
+                same_tokens(f"{name} sample {got.index}", got, want, len(got.token_ids))
 
     def check_request(self, name: str, visitor: Visitor) -> None:
-        output, wanted = self.diaries[name].last, visitor.alone(self.workload.longest)
-        assert output is not None and output.finished, f"{name} never ended"
+        delivered, wanted = self.delivered[name], visitor.alone(self.workload.longest)
+        assert delivered and delivered[-1].finished, f"{name} never ended"
+        output = delivered[-1]
         assert output.prompt_token_ids == list(pool()[visitor.index].prompt)
         assert [got.index for got in output.outputs] == list(range(visitor.n))
         times, began = output.metrics.token_times, output.metrics.first_scheduled
@@ -696,90 +679,59 @@ class Party:
         trace = self.recorder.trace()
         if trace.num_steps % 4 == 0:  # for some: it takes long
             assert Trace.from_json(trace.to_json()) == trace
-        assert trace.num_steps == self.engine.num_steps
-        planned: dict[int, int] = {}
-        entered: dict[int, set[bool]] = {}
-        for event in trace.events:
-            match event:
-                case StepBegan(step=step):  # perhaps once more
-                    planned[step], entered[step], admitted = 0, set(), set[str]()
-                case Admitted(request_id=name):
-                    admitted.add(name)
-                case Scheduled(step=step, request_id=name, slots=slots):
-                    planned[step] += len(slots)
-                    entered[step].add(name in admitted)
-                case StepEnded(step=step, num_tokens=num_tokens):
-                    assert 1 <= num_tokens == planned[step] <= self.workload.budget, (
-                        f"{planned[step]} planned, {num_tokens} run of {self.workload.budget}"
-                    )
-        if self.workload.policy == "PrefillFirst":
-            assert all(len(found) == 1 for found in entered.values()), "prefill beside decode"
+        steps = list(history(trace))
+        assert len(steps) == trace.num_steps == self.engine.num_steps
+        for step in steps:
+            ended = step.results[-1]
+            assert isinstance(ended, StepEnded)
+            assert 1 <= ended.num_tokens == step.num_tokens <= self.workload.budget, (
+                f"{step.num_tokens} planned, {ended.num_tokens} run of {self.workload.budget}"
+            )
+            if self.workload.policy == "PrefillFirst":
+                entered = {name in step.by_request(Admitted) for name in step.scheduled}
+                assert len(entered) == 1, "prefill beside decode"
         if not self.interrupted:  # one forward a step
             assert self.runner.num_forwards == self.engine.num_steps + self.runner.num_broken
-            ended = [event.num_tokens for event in trace.events if isinstance(event, StepEnded)]
-            assert self.runner.num_tokens == sum(ended)
+            assert self.runner.num_tokens == sum(step.num_tokens for step in steps)
 
     def count(self) -> Counter[str]:
         """What happened, in numbers."""
         workload, events = self.workload, self.recorder.events
-        completions = [one for d in self.diaries.values() if d.last for one in d.last.outputs]
-        counts: Counter[str] = Counter(
+        counts = Counter(type(event).__name__ for event in events)
+        outputs = [delivered[-1] for delivered in self.delivered.values() if delivered]
+        counts += Counter(
             {
                 "workloads": 1,
                 f"on {workload.memory}": 1,
-                "requests": len(self.diaries),
+                f"read {workload.attention}": workload.memory == "pages",
+                "samples": sum(len(output.outputs) for output in outputs),
                 "refused": self.refused,
                 "aborts": len(self.aborted),
-                "steps": self.engine.num_steps,
-                "tokens": sum(len(completion.token_ids) for completion in completions),
-                "samples": len(completions),
                 "faults": len(self.faulty),
                 "broken forwards": self.runner.num_broken,
                 "interrupts": self.interrupted,
                 "left": len(self.left),
+                "evictions": sum(isinstance(e, BlockTaken) and e.evicted for e in events),
             }
         )
-        if workload.memory == "pages":
-            counts[f"read {workload.attention}"] = 1
-            counts["bytes gathered"] = self.memory.storage.bytes_gathered
-        for name in self.diaries:
-            counts[f"by {workload.visitors[int(name[1:])].way}"] += 1
-        kinds: dict[int, set[str]] = {}
-        admitted, kept = set[str](), set[str]()
-        forked = {event.request_id for event in events if isinstance(event, Forked)}
+        counts.update(f"by {workload.visitors[int(name[1:])].way}" for name in self.delivered)
+        forks = {event.request_id: event for event in events if isinstance(event, Forked)}
+        counts["forks that share"] = sum(fork.num_tokens > 0 for fork in forks.values())
+        admitted = set[str]()
         for event in events:
-            match event:
-                case Preempted():
-                    counts["preemptions"] += 1
-                case Forked():
-                    counts["forks"] += 1
-                    counts["forks that share"] += event.num_tokens > 0
-                case BlockShared():
-                    counts["blocks shared"] += 1
-                case CellsShared():
-                    counts["cells shared"] += len(event.cells)
-                case BlockCopied():
-                    counts["copies"] += 1
-                case BlockTaken():
-                    counts["evictions"] += event.evicted
-                case Admitted():
-                    counts["resumed"] += event.request_id in admitted
-                    admitted.add(event.request_id)
-                    if event.num_cached and event.request_id not in forked:
-                        counts["hits"] += 1
-                        counts["hit tokens"] += event.num_cached
-                    elif event.num_cached:
-                        kept.add(event.request_id)
-                case Scheduled():
-                    number = int(event.request_id.split(".")[0][1:])
-                    prompt_len = len(pool()[workload.visitors[number].index].prompt)
-                    prefill = event.first_position < prompt_len
-                    kinds.setdefault(event.step, set()).add("prefill" if prefill else "decode")
-                    end = event.first_position + len(event.slots)
-                    counts["chunked prefills"] += end < prompt_len
-        counts["mixed steps"] = sum(len(found) == 2 for found in kinds.values())
-        counts["forks that keep it"] = len(kept)
-        counts["runs that preempt"] = counts["preemptions"] > 0
+            if isinstance(event, Admitted):
+                counts["resumed"] += event.request_id in admitted
+                admitted.add(event.request_id)
+                kind = "forks that keep it" if event.request_id in forks else "hits"
+                counts[kind] += event.num_cached > 0
+                counts["hit tokens"] += event.num_cached if event.request_id not in forks else 0
+        for step in history(self.recorder.trace()):
+            prefill = set()
+            for name, event in step.scheduled.items():
+                prompt_len = step.planned.requests[name].num_prompt_tokens
+                prefill.add(event.first_position < prompt_len)
+                counts["chunked prefills"] += event.first_position + len(event.slots) < prompt_len
+            counts["mixed steps"] += len(prefill) == 2
         return counts
 
 
@@ -795,15 +747,13 @@ def same_tokens(
     ):
         assert next(iter(ours)) == token_id, f"{name}: the sampled token comes first"
         for known_id in ours.keys() & theirs.keys():  # equals at the end may have changed places
-            same_logprob(name, ours[known_id], theirs[known_id])
+            one, other = ours[known_id], theirs[known_id]
+            near = abs(one.logprob - other.logprob) <= 1e-4  # NaN is near nothing
+            if not near or one.decoded_token != other.decoded_token:
+                raise Differs(f"{name}: logprobs {one}, alone {other}")
         best = [sorted(one.logprob for one in known.values())[1:] for known in (ours, theirs)]
         if any(abs(a - b) > 1e-4 for a, b in zip(*best, strict=False)):
             raise Differs(f"{name}: logprobs of {token_id} are {ours}, alone {theirs}")
-
-
-def same_logprob(name: str, got: Logprob, want: Logprob) -> None:
-    if not abs(got.logprob - want.logprob) <= 1e-4 or got.decoded_token != want.decoded_token:
-        raise Differs(f"{name}: logprobs {got}, alone {want}")
 
 
 def same_completion(name: str, got: CompletionOutput, want: CompletionOutput) -> None:
@@ -827,14 +777,3 @@ def check(workload: Workload, at: AtLine | None = None) -> Counter[str]:
         signal.signal(signal.SIGINT, before)
     party.check()
     return party.count()
-
-
-def several(numbers: Sequence[int], **options: Any) -> Workload:
-    """These requests of the pool, all at once."""
-    return Workload(tuple(Visitor(number) for number in numbers), **options)
-
-
-def counted(counts: Counter[str]) -> Iterator[str]:
-    """Lines for people."""
-    for name, number in counts.items():
-        yield f"{name:<34}{number:>12,}"
