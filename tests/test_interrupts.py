@@ -120,7 +120,7 @@ def test_ctrl_c_at_any_line_loses_nothing(memory: str) -> None:
     visitors += [Visitor(4, 1, way="stream", leaves=2), Visitor(5, 2, way="generate")]
     limits = {"budget": 9, "capacity": max(LIMITS), "limit": max(LIMITS), "block_size": 4}
     workload, at = Workload(tuple(visitors), memory=memory, **limits), AtLine()
-    assert check(workload, at)["steps"]
+    assert check(workload, at)["StepEnded"]
     moments = at.moments()
     loop = [m for m in moments if m.line.function in ("step", "_serve", "_leave", "generate")]
     interrupts = 0
