@@ -123,7 +123,7 @@ NOT_QUIET = {  # a run, on average
     "Forked": 0.5,
     "forks that keep it": 0.2,
     "BlockShared": 0.5,
-    "CellsShared": 0.1,
+    "CellsShared": 0.2,
     "aborts": 0.08,
     "faults": 0.03,
     "refused": 0.02,

@@ -318,7 +318,9 @@ def test_a_sampler_that_gives_no_token_ends_its_request_alone(given: object, say
     serves_on(engine)
 
 
-@pytest.mark.parametrize("bend", [lambda out: None, lambda out: out[:1], lambda out: out.mT])
+@pytest.mark.parametrize(
+    "bend", [lambda out: None, lambda out: (out, out), lambda out: out[:1], lambda out: out.mT]
+)
 def test_a_backend_that_gives_another_shape_is_named(bend: Callable[..., Any]) -> None:
     """Most of these would broadcast, and give wrong tokens."""
 

@@ -18,7 +18,7 @@ from tutorial_engine.engine.scheduler import Scheduler
 from tutorial_engine.model.batch import Allocation
 from tutorial_engine.sampling.params import SamplingParams
 from tutorial_engine.sampling.sampler import SampledToken
-from tutorial_engine.sampling.stopping import StopChecker
+from tutorial_engine.sampling.stopping import Finish, StopChecker
 
 
 class Slots:
@@ -254,7 +254,7 @@ SPOILED: dict[str, tuple[Callable[[Toy], object], str]] = {
         "request b is running",
     ),
     "over, in the queue": (
-        lambda toy: setattr(toy.requests["c"], "is_over", True),
+        lambda toy: setattr(toy.requests["c"], "finish", Finish("stop")),
         "request c is waiting",
     ),
     "computed without room": (

@@ -113,7 +113,6 @@ class Request:
         self.finish: Finish | None = None
         self.error: str | None = None
         self.num_cached_tokens: int | None = None  # found in the cache when it was first admitted
-        self.is_over = False  # finished, aborted or failed: nothing may follow
         self.status = RequestStatus.WAITING
         self.group = SampleGroup([self])
 
@@ -131,6 +130,11 @@ class Request:
     def output_token_ids(self) -> list[int]:
         """The tokens sampled so far."""
         return self.token_ids[self.num_prompt_tokens :]
+
+    @property
+    def is_over(self) -> bool:
+        """Finished, aborted or failed: nothing may follow."""
+        return self.finish is not None
 
     @property
     def metrics(self) -> RequestMetrics:
@@ -153,10 +157,9 @@ class Request:
     ) -> None:
         """Nothing follows. What the checker held back of the text is text now."""
         assert not self.is_over, f"request {self.request_id} has ended: {self.finish}"
-        self.status, self.is_over = status, True
+        self.status, self.finish, self.finished, self.error = status, finish, now, error
         if self.checker.finish is None:
             self.checker.end(finish)
-        self.finish, self.finished, self.error = finish, now, error
 
     def completion(self, index: int = 0) -> CompletionOutput:
         """What came of it so far, as the continuation `index` of its prompt."""

@@ -339,11 +339,11 @@ class OwnServer(PartsHolder):
         mark = "✔" if right == len(alone) else "✘"
         whose = "with the package's part: " if before - {*self.parts.own} else ""
         told = f"{right} of {len(alone)} requests have the tokens that they have alone"
-        for name, ids, _ in asked:
-            needed = len(ids) + max(map(len, alone[name]))
-            if needed > run.max_len:
-                print(f"{name} ended early: it needs {needed} slots, the pool has {run.max_len}.")
-                told = f"{told.partition(',')[0]}, as far as they came"
+        needs = {name: len(ids) + max(map(len, alone[name])) for name, ids, _ in asked}
+        early = [name for name, needed in needs.items() if needed > run.max_len]
+        for name in early:
+            print(f"{name} ended early: it needs {needs[name]} slots, the pool has {run.max_len}.")
+        told += ", as far as they came" if early else ""
         print(f"{mark} {whose}{told}.")
         return run
 

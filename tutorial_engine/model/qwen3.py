@@ -41,9 +41,9 @@ class Qwen3Attention(nn.Module):
         q = apply_rope(self.q_norm(q), *angles)
         k = apply_rope(self.k_norm(k), *angles)
         out = attention.attend(self.layer, q, k, v, batch)  # [T, H, D]
-        assert getattr(out, "shape", None) == q.shape, (
-            f"{type(attention).__name__}.attend gave {out if out is None else list(out.shape)}, "
-            f"{list(q.shape)} is wanted"
+        got = list(out.shape) if isinstance(out, Tensor) else type(out).__name__
+        assert got == list(q.shape), (
+            f"{type(attention).__name__}.attend gave {got}, {list(q.shape)} is wanted"
         )
         return self.o_proj(out.flatten(1))
 
