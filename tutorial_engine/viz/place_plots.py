@@ -8,8 +8,7 @@ from functools import partial
 from itertools import groupby
 from typing import NamedTuple
 
-from tutorial_engine.trace.events import Added, Admitted, Finished, Preempted, Trace
-from tutorial_engine.trace.history import Step
+from tutorial_engine.trace.events import Admitted, Finished, Preempted, Trace
 from tutorial_engine.viz.lanes import TEXT
 from tutorial_engine.viz.parts import BOLD, CENTRE, DEAF, GREY, RIGHT, Mark, Sheet, Style
 from tutorial_engine.viz.picture import Picture
@@ -90,34 +89,27 @@ def read_places(trace: Trace) -> Places:
     if not isinstance(count, int):
         raise ValueError("the trace does not say max_num_seqs, the number of places")
     free, held = list(reversed(range(count))), dict[str, int]()
-    life, num_lives = dict[str, int](), 0  # an id may come again
+    lives = {  # an id may come again
+        (life.request_id, step): i for i, life in enumerate(run.lives) for step in life.shares
+    }
     grid: list[list[Held | str]] = [[] for _ in range(count)]
     for step in run.steps:
         for event in step.planning:
             match event:
-                case Added(request_id=name):
-                    life[name], num_lives = num_lives, num_lives + 1
                 case Admitted(request_id=name):
                     held[name] = free.pop()
                 case Preempted(request_id=name) | Finished(request_id=name) if name in held:
                     free.append(held.pop(name))
+        over = [event.request_id for event in step.results if isinstance(event, Finished)]
         line: list[Held | str] = [WASTED if step.planned.waiting else IDLE] * count
         for name, place in held.items():
-            one = run.lives[life[name]]
-            line[place] = Held(life[name], name, one.shares[step.number].kind, _ends(step, name))
+            life = lives[name, step.number]
+            kind = run.lives[life].shares[step.number].kind
+            line[place] = Held(life, name, kind, name in over)
         for column, what in zip(grid, line, strict=True):
             column.append(what)
-        for event in step.results:
-            match event:
-                case Added(request_id=name):  # its other samples
-                    life[name], num_lives = num_lives, num_lives + 1
-                case Finished(request_id=name) if name in held:
-                    free.append(held.pop(name))
+        free += [held.pop(name) for name in over if name in held]
     return Places(run, grid)
-
-
-def _ends(step: Step, name: str) -> bool:
-    return any(isinstance(e, Finished) and e.request_id == name for e in step.results)
 
 
 def places(
