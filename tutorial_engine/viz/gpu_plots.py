@@ -28,11 +28,10 @@ def gpu_timeline(*steps: GpuStep, floor: float | None = None) -> Picture:
     """Each step on the same scale: the CPU launches above, the GPU works and waits below.
 
     One step alone is also drawn from near: so many average launches. `floor` is a time in seconds
-    below which no step can get. ValueError unless the first one says its launches and its work.
+    below which no step can get.
     """
     first = steps[0]
-    if first.launches is None or first.busy is None:
-        raise ValueError(f"the first step says its launches and the GPU's work, got {first}")
+    assert first.launches is not None and first.busy is not None, "only a replayed one has neither"
     near = len(steps) == 1
     low = 44 + PANEL * len(steps)
     scene = Sheet(1000, low + (150 if near else 66))

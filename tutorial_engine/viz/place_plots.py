@@ -119,10 +119,8 @@ def places(
     """A panel per run: steps from left to right, a line per place; a bar where a request ends.
 
     Step s of place p of run i (all counted from 0) is the item `box.i.p.s`, a stretch of idle steps
-    `idle.i.p.s`. ValueError for no run, for more places than can be seen, and as `read_places`.
+    `idle.i.p.s`. ValueError for more places than can be seen, and as `read_places`.
     """
-    if not runs:
-        raise ValueError("give at least one trace: {name: trace, ...}")
     found = {name: read_places(trace) for name, trace in runs.items()}
     num_places = sum(len(each.grid) for each in found.values())
     if num_places > MOST:
