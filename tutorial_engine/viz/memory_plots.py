@@ -17,13 +17,7 @@ from tutorial_engine.lab.shift import ShiftGap
 from tutorial_engine.trace.events import Trace
 from tutorial_engine.trace.history import history as steps_of
 from tutorial_engine.trace.pool import CELLS, ROWS, PoolHistory
-from tutorial_engine.viz.charts import (
-    HATCH,
-    ROUND,
-    lines_across,
-    log_marks,
-    panels,
-)
+from tutorial_engine.viz.charts import HATCH, ROUND, lines_across, log_marks, panels
 from tutorial_engine.viz.parts import (
     BOLD,
     CENTRE,

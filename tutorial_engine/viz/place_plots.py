@@ -9,19 +9,10 @@ from itertools import groupby
 from typing import NamedTuple
 
 from tutorial_engine.trace.events import Admitted, Finished, Preempted, Trace
-from tutorial_engine.viz.lanes import TEXT
-from tutorial_engine.viz.parts import BOLD, CENTRE, DEAF, GREY, RIGHT, Mark, Sheet, Style
+from tutorial_engine.viz.lanes import TEXT, Axis, ruler
+from tutorial_engine.viz.parts import BOLD, DEAF, GREY, RIGHT, Mark, Sheet, Style
 from tutorial_engine.viz.picture import Picture
-from tutorial_engine.viz.request_look import (
-    Box,
-    Look,
-    cut_to,
-    hatch_path,
-    look,
-    nice_step,
-    text_width,
-    tint,
-)
+from tutorial_engine.viz.request_look import Box, Look, cut_to, hatch_path, look, text_width, tint
 from tutorial_engine.viz.style import INK, PAPER, QUIET, RULE
 from tutorial_engine.viz.timeline_plots import limits
 from tutorial_engine.viz.trace_rows import Rows, rows
@@ -220,7 +211,9 @@ def _panel(scene: Sheet, i: int, each: Places, top: float, pitch: float) -> None
                     _end(scene, f"box.{i}.{p}.{s}", own)
             room = (x, y + 1.5, wide - min(5.0, pitch / 2) * ends, TALL - 3)
             _word(scene, f"who.{i}.{p}.{first}", one.request_id, room)
-    _steps(scene, i, len(each.run.steps), top + TALL * len(each.grid), pitch)
+    right = LEFT + pitch * len(each.run.steps)
+    axis = Axis.of(each.run, LEFT, right, "step", 0, 0)
+    ruler(scene, each.run, axis, top + TALL * len(each.grid) - 1, f"{i}.")
 
 
 def _same(what: Held | str) -> str | int:
@@ -233,15 +226,6 @@ def _word(scene: Sheet, name: str, words: str, box: Box) -> None:
     if shown == words or (shown != "…" and name.startswith("who")):
         halo: Style = {"stroke": PAPER, "stroke_width": 5, "paint_order": "stroke"}
         scene.inside(name, box, shown, 12, **BOLD, **halo, fill=QUIET if words == IDLE else INK)
-
-
-def _steps(scene: Sheet, i: int, count: int, y: float, pitch: float) -> None:
-    """The numbers of the steps below a panel, as many as fit."""
-    scene.note(f"{i}.step", LEFT - 8, y + 13, "step", TEXT, **RIGHT)
-    each = max(1, round(nice_step((text_width(str(count), TEXT) + 8) / pitch, 1)))
-    for s in range(0, count, each):
-        x = LEFT + pitch * (s + 0.5)
-        scene.note(f"{i}.step.{s}", x, y + 13, str(s), TEXT, **CENTRE)
 
 
 def _caption(found: Mapping[str, Places]) -> str:

@@ -8,23 +8,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from tutorial_engine.viz.charts import (
-    ROUND,
-    cell_height,
-    log_marks,
-    panels,
-    token_cell,
-)
+from tutorial_engine.viz.charts import ROUND, cell_height, log_marks, panels, token_cell
 from tutorial_engine.viz.picture import Picture
-from tutorial_engine.viz.style import (
-    BLUE,
-    DASHES,
-    PAPER,
-    PLAIN,
-    RED,
-    finish,
-    house_style,
-)
+from tutorial_engine.viz.style import BLUE, DASHES, PAPER, PLAIN, RED, finish, house_style
 from tutorial_engine.viz.words import counted, listed
 
 ACROSS = 32  # draws side by side

@@ -12,13 +12,7 @@ from matplotlib.axes import Axes
 
 from tutorial_engine.engine.metrics import percentile
 from tutorial_engine.trace.events import Trace
-from tutorial_engine.viz.charts import (
-    ROUND,
-    dial_axis,
-    line_look,
-    lines_across,
-    panels,
-)
+from tutorial_engine.viz.charts import ROUND, dial_axis, line_look, lines_across, panels
 from tutorial_engine.viz.picture import Picture
 from tutorial_engine.viz.style import INK, QUIET, RULE, finish, house_style
 from tutorial_engine.viz.tokens import cut_label, written
@@ -174,14 +168,8 @@ def throughput_latency(
     if capacity is not None:
         ax.axvline(capacity, color=QUIET, linestyle=(0, (1, 2)), linewidth=1.8)
         at = {"xycoords": ax.get_xaxis_transform(), "textcoords": "offset points"}
-        ax.annotate(
-            f"full: {_digits(capacity)} tok/s",
-            (capacity, 0.02),
-            (-5, 0),
-            fontsize=9.5,
-            ha="right",
-            **at,
-        )
+        words = f"full: {_digits(capacity)} tok/s"
+        ax.annotate(words, (capacity, 0.02), (-5, 0), fontsize=9.5, ha="right", **at)
         told.append(f"counted by hand, it is full at {_digits(capacity)} tok/s")
     numbers = f"numbers: {label}" if label else None
     ax.legend(loc="best", fontsize=9.5, title=numbers, title_fontsize=9.5, alignment="left")
