@@ -61,7 +61,7 @@ MAKE: dict[str, Make] = {
     "blocks": lambda m, t, p: BlockExplorer(m, t, [p, "One day"], new_tokens=3, num_blocks=20),
     "pages": lambda m, t, p: BlockExplorer(m, t, [p], new_tokens=3, num_blocks=20, simple=True),
     "cells": cells,
-    "dial": lambda m, t, p: DialExplorer(m, t, [p, "One day"], 3, block_size=4),
+    "dial": lambda m, t, p: turn(DialExplorer(m, t, [p, "One day"], 3), block_size=4),
 }
 # the largest that each can show
 LARGEST: dict[str, Make] = {
@@ -77,7 +77,7 @@ LARGEST: dict[str, Make] = {
     "blocks": lambda m, t, _: BlockExplorer(m, t, MANY, n=2, block_size=2, num_blocks=64),
     "pages": lambda m, t, _: BlockExplorer(m, t, MANY, block_size=2, num_blocks=32, simple=True),
     "cells": lambda m, t, _: CellExplorer(m, t, num_cells=16, script=story(cut(t, 14), 14)),
-    "dial": lambda m, t, _: DialExplorer(m, t, MANY, 12, num_slots=512, max_len=128, block_size=1),
+    "dial": lambda m, t, _: turn(DialExplorer(m, t, MANY, 12, 512, 128), block_size=1),
 }
 
 

@@ -631,14 +631,13 @@ def test_every_position_runs_once_and_gives_the_tokens_of_generate_alone(
         return at(self, position)
 
     monkeypatch.setattr(Dial, "at", noted)
-    prompts = {PROMPTS[0]: 10, PROMPTS[1]: 6, f"{PROMPTS[0]} {PROMPTS[1]}": 8, PROMPTS[2]: 12}
-    dial = DialExplorer(model, tokenizer, [*prompts], (*prompts.values(),), block_size=CELLS)
+    prompts, params = [*PROMPTS, f"{PROMPTS[0]} {PROMPTS[1]}"], SamplingParams(max_tokens=9)
+    dial = DialExplorer(model, tokenizer, prompts, 9)  # begins with rows
     for position in (*positions, *positions):
         turn(dial, 3, block_size=position)
         assert dial.point.position == position and dial.point.tokens_equal and not dial.error
-    assert asked == positions
-    for (prompt, number), ids in zip(prompts.items(), dial.dial.expected, strict=True):
-        params = SamplingParams(max_tokens=number)
+    assert asked == [ROWS, *positions[:-1]]
+    for prompt, ids in zip(prompts, dial.dial.expected, strict=True):
         (alone,) = generate(model, prompt, params, tokenizer=tokenizer)
         assert alone.outputs[0].token_ids == ids
 

@@ -94,7 +94,6 @@ from tutorial_engine.viz.block_plots import MAX_REQUESTS, BlockView, SimpleBlock
 from tutorial_engine.viz.cache_explorer import CacheExplorer
 from tutorial_engine.viz.cell_explorer import CellExplorer
 from tutorial_engine.viz.cell_steps import take_snapshot
-from tutorial_engine.viz.dial_explorer import DialExplorer
 from tutorial_engine.viz.explorer import Explorer
 from tutorial_engine.viz.jukebox_view import Take, jukebox_frames
 from tutorial_engine.viz.kv_edit_view import transplant_runs
@@ -180,13 +179,10 @@ def masks(**pairs: Sequence[int]) -> Picture:
     return viz.mask_picture({name: causal_mask(*pair) for name, pair in pairs.items()})
 
 
-def latency(no_cache: Sequence[float], virtual: bool) -> Picture:
-    lines = {
-        "with cache": [(8, 2.0), (32, 2.0)],
-        "no cache": [*zip((8, 32), no_cache, strict=True)],
-    }
+def latency() -> Picture:
+    lines = {"with cache": [(8, 2.0), (32, 2.0)], "no cache": [(8, 1.9), (32, 4.0)]}
     units = {"with cache": [(8, 1.0), (32, 1.0)], "no cache": [(8, 8.0), (32, 32.0)]}
-    return viz.latency_picture(lines, units if virtual else None)
+    return viz.latency_picture(lines, units)
 
 
 def projection(layer: int = 0) -> Picture:
@@ -273,7 +269,9 @@ VIEWS: dict[str, Callable[[], View]] = {
         "users",
     ),
     "gaps": lambda: viz.itl_over_time({"whole prompt": chunked(64), "chunked": chunked(8)}, "A"),
-    "waste": lambda: viz.waste_over_time({"rows": dial_point(ROWS), "pages": dial_point(4).trace}),
+    "waste": lambda: viz.waste_over_time(
+        {"rows": dial_point(ROWS).trace, "pages": dial_point(4).trace}
+    ),
     "users": lambda: viz.users_at_once({"rows": dial_point(ROWS).trace, "4": dial_point(4).trace}),
     "leak": lambda: viz.leak_picture(leaked(learn.StaleBlocks)),
     "leak of nothing": lambda: viz.leak_picture(leaked(BlockManager, num_blocks=20)),
@@ -285,9 +283,9 @@ VIEWS: dict[str, Callable[[], View]] = {
     ),
     "dial": lambda: viz.dial(dial_points()),
     "shift": lambda: viz.shift_picture({"random": EXACT, "trained": APART}, 10),
-    "shift exact": lambda: viz.shift_picture([EXACT]),
+    "shift exact": lambda: viz.shift_picture({"1 layer": EXACT}, 1),
     **{f"pool {at}": lambda at=at: pool_picture(dial_point(at), 6) for at in (1, 4, CELLS, ROWS)},
-    "layouts": lambda: viz.layouts_picture(layouts(kv_numbers()), layer=1, token=2),
+    "layouts": lambda: viz.layouts_picture(layouts(kv_numbers()), layer=1, token=2, num_tokens=4),
     "gpu replayed": lambda: viz.gpu_timeline(ONE_BY_ONE, REPLAYED, floor=0.4e-3),
     "gpu padding": lambda: viz.padding_picture([200] * 63 + [512], [200] * 63 + [513]),
     "gpu end to end": lambda: viz.end_to_end_picture([[2, 0], [3], [5, 1]], [5, 3, 6], 4),
@@ -345,8 +343,7 @@ VIEWS: dict[str, Callable[[], View]] = {
     "bytes": lambda: viz.bytes_picture([("tiny", 2048, 6144), ("$big$", 114688, None)]),
     "positions": lambda: viz.positions_picture([0, 1, 2, 3], [0, 1, 3, 4], WORDS, LABELS[:4]),
     "positions equal": lambda: viz.positions_picture(range(4), range(4), WORDS, WORDS),
-    "decode times": lambda: latency([1.0, 4.0], virtual=True),
-    "decode times here": lambda: latency([3.0, 4.0], virtual=False),
+    "decode times": latency,
     "roofline": lambda: viz.roofline_picture(
         1e10, 1e11, [("decode", 0.5, 2.5e9), ("$prefill$", 40.0, 8e10)]
     ),
@@ -529,7 +526,10 @@ REFUSED: list[tuple[str, Callable[[], object]]] = [
     (r"room for .* 64 blocks", lambda: viz.block_view(on_blocks(65), 0)),
     ("17 cells are too many.*16", lambda: cells_picture(take_snapshot(new_cells(17)))),
     ("2 texts with 0 common tokens", lambda: viz.radix_tree([[1], [2]], LETTERS, 4)),
-    (r"layers 0 \.\. 2 .* got layer 3", lambda: viz.layouts_picture(layouts(kv_numbers()), 3, 0)),
+    (
+        r"layers 0 \.\. 2 .* got layer 3",
+        lambda: viz.layouts_picture(layouts(kv_numbers()), 3, 0, 4),
+    ),
     ("16 ranks and 16 heads are too many", lambda: ranks(16, 16, 16)),
     ("layer 4 is outside the 4", lambda: projection(4)),
     (r"v must be \[3, 2\].*got \[2, 2\]", lambda: viz.three_token_picture(Q, K, V[:2])),
@@ -540,7 +540,6 @@ REFUSED: list[tuple[str, Callable[[], object]]] = [
     ("need 65 slots, .* rows of 64", lambda: explore(SchedulerExplorer, ONE, new_tokens=62)),
     ("blocks must be from 1 to 64", lambda: explore(BlockExplorer, ONE, num_blocks=65)),
     ("5 tokens need a cell each", lambda: explore(CellExplorer, num_cells=3)),
-    ("as many new_tokens, got 2", lambda: explore(DialExplorer, ONE, (1, 2))),
 ]
 
 

@@ -35,7 +35,6 @@ from traces import (
     crowd,
     items,
     new_cells,
-    plot_words,
     run_cells,
     served,
     seven,
@@ -60,7 +59,7 @@ from tutorial_engine.trace.events import (
     TokenSampled,
 )
 from tutorial_engine.trace.pool import CELLS, ROWS
-from tutorial_engine.viz import cache_plots, cell_steps
+from tutorial_engine.viz import cell_steps
 from tutorial_engine.viz.batch_plots import flat_batch
 from tutorial_engine.viz.block_plots import BlockView
 from tutorial_engine.viz.cell_steps import describe, find_changes, take_snapshot
@@ -719,7 +718,7 @@ def test_a_walk_leaves_no_weight_out(model: Qwen3ForCausalLM) -> None:
 def test_every_number_stands_where_the_memory_has_it(order: str) -> None:
     """The memory itself, byte after byte, against colour and tip of each box."""
     kv = kv_numbers()
-    picture = layouts_picture(layouts(kv), layer=1, token=2)
+    picture = layouts_picture(layouts(kv), layer=1, token=2, num_tokens=kv.shape[2])
     layout, found = KVLayout(order, kv), items(picture)
     memory = torch.frombuffer(bytearray(layout.kv.untyped_storage().tolist()), dtype=torch.float32)
     for i, value in enumerate(memory.tolist()):
@@ -755,28 +754,3 @@ def test_each_slot_looks_like_what_is_in_it_and_thick_frames_are_around_the_new(
         middle = (x + wide / 2, y + high / 2)
         framed = any(a < middle[0] < a + c and b < middle[1] < b + d for a, b, c, d in frames)
         assert framed == (slot in now.new)
-
-
-# -- plots of the cache ----------------------------------------------------------------------------
-
-
-LINE = [(8, 2.0), (16, 2.0), (32, 2.0), (64, 2.0)]
-
-
-CROSSINGS = {  # the other line -> where it crosses LINE for the last time
-    "between": ([(8, 1.0), (32, 4.0)], 16),
-    "never": ([(8, 3.0), (32, 4.0)], None),
-    "in the noise": ([(8, 1.95), (16, 2.05), (32, 9.0)], None),
-    "after the noise": ([(8, 1.0), (16, 2.05), (32, 4.0)], 16),
-    "twice": ([(8, 1.0), (16, 3.0), (32, 1.0), (64, 4.0)], 32 * 2**0.5),
-}
-
-
-@pytest.mark.parametrize("what", CROSSINGS)
-def test_crossing_is_where_the_lines_meet_last(what: str) -> None:
-    line, where = CROSSINGS[what]
-    lines = {"a": LINE, "b": line}
-    found = [(length, time) for *_, length, time in cache_plots.crossings(lines)]
-    assert found == ([] if where is None else [pytest.approx((where, 2.0))])
-    marks = [w for w in plot_words(cache_plots.latency_picture(lines)) if "equal at" in w]
-    assert [m for m in marks if m.startswith("equal")] == [f"equal at {n:.0f}" for n, _ in found]

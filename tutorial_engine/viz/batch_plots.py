@@ -11,14 +11,7 @@ from torch import Tensor
 
 from tutorial_engine.model.attention import causal_mask
 from tutorial_engine.model.batch import Batch
-from tutorial_engine.viz.parts import (
-    BOLD,
-    CENTRE,
-    KEY,
-    RIGHT,
-    Sheet,
-    Style,
-)
+from tutorial_engine.viz.parts import BOLD, CENTRE, KEY, RIGHT, Sheet, Style
 from tutorial_engine.viz.picture import Picture
 from tutorial_engine.viz.request_look import Look, chip, cut_to, look, patch, text_width
 from tutorial_engine.viz.scene import HATCHED

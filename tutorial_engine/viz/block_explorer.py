@@ -17,12 +17,7 @@ from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 from tutorial_engine.sampling.params import SamplingParams
 from tutorial_engine.trace.events import Recorder
 from tutorial_engine.viz.block_facts import BlockRun
-from tutorial_engine.viz.block_plots import (
-    MAX_REQUESTS,
-    ZOOM,
-    BlockView,
-    SimpleBlockView,
-)
+from tutorial_engine.viz.block_plots import MAX_REQUESTS, ZOOM, BlockView, SimpleBlockView
 from tutorial_engine.viz.explorer import Explorer, choice, number
 from tutorial_engine.viz.recorded import ALL_AT_ONCE, ONE_BY_ONE, coming, labels, record
 from tutorial_engine.viz.scene import Scene

@@ -365,7 +365,6 @@ class BlockRun:
             twice += both
             groups |= {tuple(owner.name for owner in own)} if both else set()
         whom = listed(groups.pop()) if len(groups) == 1 else "several"
-        each = sum(now.held.values())
         each, many = sum(now.held.values()), counted(len(now.tables), "request")
         once = f" ({twice} of them stored once for {whom}; counted by request they are {each})"
         one, slots = len(owners) == 1, len(owners) * self.block_size

@@ -7,7 +7,6 @@ is laid out where; what there is to say comes from block_facts.
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import product
 
 from tutorial_engine.trace.events import BlockCopied, Trace
@@ -40,7 +39,7 @@ TALLEST, HANDY, GAP = 640.0, 330.0, 14.0  # of all logical blocks, and as it sho
 GUTTER, SLOT, TEXT = 16.0, 20.0, 12.5  # between blocks; heights of a line of slots, of words
 SMALL, TINY = 10.5, 10.0  # letters of tokens and counts, and of the words below a block
 WORDY = 22.0  # pixels of a slot that has room for a word
-KEPT = "free, still findable"  # in a picture
+KEPT, TOUCH = "free, still findable", "block touched in this step"  # in the key
 TOUCHED, DASHES = "#eceff1", {"stroke_dasharray": "3 3"}
 ZOOM = 1.0  # of a PNG
 STATES = {"cached": "cached", "run": "written", "known": "reserved", "empty": "reserved"}
@@ -395,57 +394,38 @@ class _Step(Sheet):
 
     def key(self) -> None:
         """What fills and outlines mean: all of it where steps follow, else what occurs in this."""
-        marks = self._marks()
-        seen = self._seen() if len(self.view.facts) == 1 else marks
-        marks = {words: mark for words, mark in marks.items() if words in seen}
-        self.legend(MARGIN, self.view.floor + 6, marks)
-
-    @cached_property
-    def _kinds(self) -> set[str]:
-        """Of all slots that somebody has."""
-        return {
+        has_steps = len(self.view.facts) > 1
+        kinds = {
             self.run.token_kind(self.step, name, position)
             for name, table in self.now.tables.items()
             for position in range(len(table) * self.run.block_size)
         }
-
-    @property
-    def _reserved(self) -> str:
-        """Of the key: what a hatched slot is, and the word in it, where one can be."""
-        steps = len(self.view.facts) > 1
-        has_words = self.view.lines.chips != STRIPS[0] and (steps or "known" in self._kinds)
-        return "reserved" + " (grey word: known, not run)" * has_words
-
-    def _marks(self) -> dict[str, Mark]:
-        looks = list(self.looks.values())
-        marks: dict[str, Mark] = {
-            "K and V are there": self.sample("cached", GREY),
-            "written in this step": self.sample("written", GREY),
-            self._reserved: self.sample("reserved"),
+        marks = {
+            words: mark
+            for words, (mark, is_there) in self._marks(kinds, has_steps).items()
+            if is_there or has_steps
         }
-        if len(looks) > 1:
-            dark = [one.dark for one in looks[:2]]
-            marks["shared"] = lambda name, box: self.shared_cell(name, box, dark)
+        self.legend(MARGIN, self.view.floor + 6, marks)
+
+    def _marks(self, kinds: set[str], has_steps: bool) -> dict[str, tuple[Mark, bool]]:
+        """Words -> what they explain, and whether it is there, with slots of these `kinds`."""
+        now, dark = self.now, [one.dark for one in self.looks.values()][:2]
+        several = any(sum(one.filled > 0 for one in own) > 1 for own in self.owners.values())
+        known = self.view.lines.chips != STRIPS[0] and (has_steps or "known" in kinds)
+        reserved = "reserved" + " (grey word: known, not run)" * known
         touched: Style = {"fill": TOUCHED, "rx": 2, "stroke": QUIET, **DASHES}
-        if self.run.prefix_caching:
-            marks[KEPT] = self.sample("kept", GREY)
-        marks["free"] = self.sample("free")
-        marks["block touched in this step"] = lambda name, box: self.rect(name, box, **touched)
-        return marks
-
-    def _seen(self) -> set[str]:
-        """What of the key is in this picture."""
-        now = self.now
-        found = {
-            "shared": any(sum(one.filled > 0 for one in own) > 1 for own in self.owners.values()),
-            KEPT: any(block in now.hashes for block in now.free),
-            "free": any(block not in now.hashes for block in now.free),
-            "block touched in this step": bool(now.touched),
+        findable = [block in now.hashes for block in now.free]
+        marks: dict[str, tuple[Mark, bool]] = {
+            "K and V are there": (self.sample("cached", GREY), "cached" in kinds),
+            "written in this step": (self.sample("written", GREY), "run" in kinds),
+            reserved: (self.sample("reserved"), bool(kinds & {"known", "empty"})),
+            "shared": (lambda name, box: self.shared_cell(name, box, dark), several),
+            KEPT: (self.sample("kept", GREY), any(findable)),
+            "free": (self.sample("free"), not all(findable)),
+            TOUCH: (lambda name, box: self.rect(name, box, **touched), bool(now.touched)),
         }
-        found["K and V are there"] = "cached" in self._kinds
-        found["written in this step"] = "run" in self._kinds
-        found[self._reserved] = bool(self._kinds & {"known", "empty"})
-        return {words for words, is_there in found.items() if is_there}
+        never = {"shared" if len(dark) < 2 else "", "" if self.run.prefix_caching else KEPT}
+        return {words: mark for words, mark in marks.items() if words not in never}
 
 
 class SimpleBlockView(BlockView):
@@ -550,10 +530,11 @@ class _SimpleStep(_Step):
             self.shared_cell(f"{item}.shared", box, [self.looks[one.name].light for one in there])
             self.items[f"{item}.word"] = word  # on top of the bands
 
-    def _marks(self) -> dict[str, Mark]:
+    def _marks(self, kinds: set[str], has_steps: bool) -> dict[str, tuple[Mark, bool]]:
         """Of the key: nothing marks a block that is touched, and only forks share here."""
-        but = {"block touched in this step"} | ({"shared"} if not self.run.forks else set())
-        return {words: mark for words, mark in super()._marks().items() if words not in but}
+        marks = super()._marks(kinds, has_steps)
+        del marks[TOUCH]
+        return marks if self.run.forks else {w: m for w, m in marks.items() if w != "shared"}
 
 
 def free_lines(free: Sequence[int]) -> list[str]:

@@ -55,16 +55,9 @@ def work_picture(
     flops_without: Sequence[float],
     flops_with: Sequence[float],
 ) -> Picture:
-    """Tokens run and FLOPs of each step, the prefill first, without a cache and with it.
-
-    ValueError when the four are not equally long.
-    """
-    lengths = [len(x) for x in (without, with_cache, flops_without, flops_with)]
-    if len(set(lengths)) != 1 or not lengths[0] or min(*with_cache, *flops_with) <= 0:
-        raise ValueError(
-            f"give one number above 0 a step in all four, as many in each; got {lengths}"
-        )
-    steps = range(1, lengths[0] + 1)
+    """Tokens run and FLOPs of each step, the prefill first, without a cache and with it."""
+    num_steps = len(without)
+    steps = range(1, num_steps + 1)
     figure, (left, right) = panels(9, 3.6, columns=2)
     left.bar([s - 0.2 for s in steps], without, 0.4, edgecolor=RED, label="no cache", **HATCH)
     left.bar([s + 0.2 for s in steps], with_cache, 0.4, color=BLUE, label="with cache")
@@ -76,14 +69,14 @@ def work_picture(
     numbers = [*flops_without, *flops_with]
     log_marks(right, min(numbers) / 1.5, 4 * max(numbers), SI)
     for ax in (left, right):
-        ax.set(xlabel="step (1 = prefill)", xlim=(0.4, lengths[0] + 0.6))
+        ax.set(xlabel="step (1 = prefill)", xlim=(0.4, num_steps + 0.6))
         ax.xaxis.set_major_locator(MaxNLocator(integer=True))
         ax.legend(loc="upper center", ncols=2)
     again, once = sum(without), sum(with_cache)
     much, little = sum(flops_without), sum(flops_with)
     return finish(
         figure,
-        f"{lengths[0]} new tokens: without a cache {again} tokens run, with it {once}, a "
+        f"{num_steps} new tokens: without a cache {again} tokens run, with it {once}, a "
         f"factor of {again / once:.1f}; that is {si(much)}FLOP against {si(little)}FLOP, "
         f"a factor of {much / little:.1f}.",
     )
@@ -94,8 +87,6 @@ def bytes_picture(rows: Sequence[tuple[str, float, float | None]]) -> Picture:
     """Bytes that a token leaves in the cache, per model: (name, bytes, bytes with one K/V head for
     each query head, as in MHA, or None).
     """
-    if not rows:
-        raise ValueError("give at least one row: (name, bytes per token, bytes if MHA or None)")
     figure, (ax,) = panels(8.5, 0.75 * len(rows) + 1.5)
     parts = []
     for y, (name, own, mha) in enumerate(rows):
@@ -197,22 +188,13 @@ def _strip(
 
 
 @house_style()
-def latency_picture(measured: Lines, virtual: Lines | None = None) -> Picture:
-    """Milliseconds per token against context length; where two lines cross is marked.
+def latency_picture(measured: Lines, virtual: Lines) -> Picture:
+    """Milliseconds per token against context length.
 
-    `virtual`, drawn beside it, counts a stated cost instead: 1 unit a token that is run. ValueError
-    for no line, or one that is empty or has a length or a time that is not above 0.
+    `virtual`, drawn beside it, counts a stated cost instead: 1 unit a token that is run.
     """
-    shown = [(measured, "measured here", "ms")]
-    if virtual is not None:
-        shown.insert(0, (virtual, VIRTUAL, "units"))
-    for lines, title, _ in shown:
-        for name, line in lines.items():
-            if not line or min(map(min, line)) <= 0:
-                raise ValueError(f"{title}, {name!r}: lengths and times must be above 0: {line}")
-        if not lines:
-            raise ValueError(f"{title}: give at least one line, name -> [(length, time), ...]")
-    figure, axes = panels(5.2 * len(shown) + 0.6, 3.9, columns=len(shown))
+    shown = [(virtual, VIRTUAL, "units"), (measured, "measured here", "ms")]
+    figure, axes = panels(11, 3.9, columns=2)
     for ax, (lines, title, unit) in zip(axes, shown, strict=True):
         _lines(ax, lines)
         ax.set_ylabel(f"{unit} per token, logarithmic")
@@ -228,32 +210,8 @@ def _told(lines: Lines, title: str, unit: str) -> str:
         (start, first), (end, last) = line[0], line[-1]
         way = f"goes from {_number(first)} at {start} tokens to {_number(last)} at {end}"
         parts.append(f"{name} " + (way if len(line) > 1 else f"{_number(last)} at {end} tokens"))
-    equal = [f"{a} and {b} are equal at about {n:.0f}" for a, b, n, _ in crossings(lines)]
-    equal += [f"up to {n} tokens {a} and {b} take about the same time" for a, b, n in _alike(lines)]
+    equal = [f"up to {n} tokens {a} and {b} take about the same time" for a, b, n in _alike(lines)]
     return f"{title}, {unit} per token: {', '.join([*parts, *equal])}"
-
-
-def crossings(lines: Lines) -> list[tuple[str, str, float, float]]:
-    """Where two lines cross for the last time: both names, context length, time.
-
-    Lines are straight between points, on logarithmic axes; only lengths that both have count.
-    Where the two differ by less than NOISE nothing is told: that is no crossing.
-    """
-    found = []
-    for (a, one), (b, other) in combinations(lines.items(), 2):
-        theirs = dict(other)
-        points = [
-            (math.log(n), math.log(t), math.log(t / theirs[n])) for n, t in one if n in theirs
-        ]
-        apart = [point for point in points if abs(point[2]) > math.log(NOISE)]
-        for (x0, y0, d0), (x1, y1, d1) in reversed(list(pairwise(apart))):
-            if d0 * d1 < 0:
-                part = d0 / (d0 - d1)
-                met = [(x, y) for x, y, d in points if x0 < x < x1 and not d]  # measured equal
-                x, y = met[0] if met else (x0 + part * (x1 - x0), y0 + part * (y1 - y0))
-                found.append((a, b, math.exp(x), math.exp(y)))
-                break
-    return found
 
 
 def _alike(lines: Lines) -> list[tuple[str, str, int]]:
@@ -286,12 +244,6 @@ def _lines(ax: Axes, lines: Lines) -> None:
             name, (1.02, at), xycoords=("axes fraction", "data"), va="center", fontsize=9.5,
             color=color,
         )  # fmt: skip
-    for _, _, length, time in crossings(lines):
-        ax.axvline(length, color=QUIET, linestyle=":", linewidth=1.2)
-        ax.plot([length], [time], "o", markersize=13, fillstyle="none", color=INK, linewidth=2)
-        where: Any = ("data", "axes fraction")
-        said = f"equal at {length:.0f}"
-        ax.annotate(said, (length, 0.96), (4, 0), where, "offset points", fontsize=9, va="top")
 
 
 @house_style()
@@ -301,11 +253,8 @@ def roofline_picture(
     """The most FLOP/s a machine can do for each FLOP/byte, and how far each point gets.
 
     bandwidth in bytes/s, peak in FLOP/s, points (label, FLOP per byte, FLOP/s): Williams et al.,
-    2009. ValueError for anything not above 0.
+    2009.
     """
-    numbers = [bandwidth, peak_flops, *(n for _, *pair in points for n in pair)]
-    if not points or min(numbers) <= 0:
-        raise ValueError(f"give at least one point, and only numbers above 0; got {numbers}")
     ridge = peak_flops / bandwidth
     xs, ys = [ridge, *(x for _, x, _ in points)], [peak_flops, *(y for *_, y in points)]
     corners = [(x, min(peak_flops, bandwidth * x)) for x in (min(xs) / 4, ridge, max(xs) * 8)]

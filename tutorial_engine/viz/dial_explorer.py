@@ -8,7 +8,6 @@ from collections.abc import Sequence
 import ipywidgets as widgets
 from tokenizers import Tokenizer
 
-from tutorial_engine.checks import at_least_one
 from tutorial_engine.lab.dial import Dial, DialPoint, Position
 from tutorial_engine.lab.workload import Arrival
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
@@ -29,7 +28,7 @@ from tutorial_engine.viz.scene import Scene
 from tutorial_engine.viz.style import QUIET
 from tutorial_engine.viz.words import counted
 
-MAX_PROMPTS, MAX_NEW, MAX_ROW = 12, 64, 128
+MAX_PROMPTS, MAX_ROW, BUDGET = 12, 128, 32
 GAP = 0.02  # virtual seconds from one request to the next: about two steps
 SIDE, CHART, TALL = 560.0, 500.0, 118.0  # where the table begins; width and height of the chart
 NAMES, LINE = 124.0, 17.0  # of the table: width of the facts' names, height of a line
@@ -64,33 +63,26 @@ class DialExplorer(Explorer):
         model: Qwen3ForCausalLM,
         tokenizer: Tokenizer,
         prompts: Sequence[str],
-        new_tokens: int | Sequence[int] = 12,
+        new_tokens: int = 12,
         num_slots: int = 128,
         max_len: int = 32,
-        budget: int = 32,
-        block_size: Position = ROWS,
     ) -> None:
         if not 1 <= len(prompts) <= MAX_PROMPTS or max_len > MAX_ROW or num_slots > MAX_SLOTS:
             raise ValueError(
                 f"give 1 to {MAX_PROMPTS} prompts, max_len up to {MAX_ROW} and num_slots up to "
                 f"{MAX_SLOTS}; got {len(prompts)}, {max_len}, {num_slots}"
             )
-        self.dial = Dial(
-            model,
-            _arrivals(prompts, new_tokens),
-            num_slots,
-            max_len,
-            budget=budget,
-            tokenizer=tokenizer,
-        )
+        params = SamplingParams(max_tokens=new_tokens)
+        arrivals = [
+            Arrival(GAP * i, prompt, params, chr(ord("A") + i)) for i, prompt in enumerate(prompts)
+        ]
+        self.dial = Dial(model, arrivals, num_slots, max_len, budget=BUDGET, tokenizer=tokenizer)
         self.points: dict[Position, DialPoint] = {}  # those visited
         sizes = [2**i for i in range(max_len.bit_length()) if not max_len % 2**i]
         positions: list[Position] = [CELLS, *(s for s in sizes if s < max_len), ROWS]
-        if block_size not in positions:
-            raise ValueError(f"block_size must be one of {positions}, got {block_size!r}")
         slider = widgets.SelectionSlider(
             options=[(str(position), position) for position in positions],
-            value=block_size,
+            value=ROWS,
             description="block size",
             continuous_update=False,  # each position is a run of the engine
             layout=widgets.Layout(width="420px"),
@@ -183,18 +175,3 @@ class DialExplorer(Explorer):
             for line, fact in enumerate(FACTS.values()):
                 y = first + LINE * line
                 sheet.text(f"fact{line}.{i}", x, y, fact(point), 10.5, **style)
-
-
-def _arrivals(prompts: Sequence[str], new_tokens: int | Sequence[int]) -> list[Arrival]:
-    """Requests A, B, ... with so many new tokens each."""
-    each = [new_tokens] * len(prompts) if isinstance(new_tokens, int) else list(new_tokens)
-    if len(each) != len(prompts):
-        raise ValueError(f"{len(prompts)} prompts need as many new_tokens, got {len(each)}")
-    for number in each:
-        at_least_one("new_tokens", number)
-    if max(each) > MAX_NEW:
-        raise ValueError(f"new_tokens may be {MAX_NEW} at most, got {max(each)}")
-    return [
-        Arrival(GAP * i, prompt, SamplingParams(max_tokens=number), chr(ord("A") + i))
-        for i, (prompt, number) in enumerate(zip(prompts, each, strict=True))
-    ]

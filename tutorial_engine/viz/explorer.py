@@ -255,16 +255,15 @@ def number(name: str, value: int, least: int, most: int, width: str = "150px") -
     return _laid(widgets.BoundedIntText(value, min=least, max=most, description=name), width)
 
 
-def slider(name: str, value: int, least: int, most: int, width: str = "268px") -> Any:
+def slider(name: str, value: int, least: int, most: int) -> Any:
     """A whole number to be dragged: for what is computed at once."""
-    return _laid(widgets.IntSlider(value, least, most, description=name), width)
+    return _laid(widgets.IntSlider(value, least, most, description=name), "268px")
 
 
-def decimal(
-    name: str, value: float, least: float, most: float, by: float, width: str = "268px"
-) -> Any:
+def decimal(name: str, value: float, least: float, most: float, by: float) -> Any:
     """A number with a point, to be dragged in steps of `by`: for what is computed at once."""
-    return _laid(widgets.FloatSlider(value, min=least, max=most, step=by, description=name), width)
+    made = widgets.FloatSlider(value, min=least, max=most, step=by, description=name)
+    return _laid(made, "268px")
 
 
 def amount(name: str, value: float, least: float, most: float, width: str = "190px") -> Any:
@@ -272,10 +271,10 @@ def amount(name: str, value: float, least: float, most: float, width: str = "190
     return _laid(widgets.BoundedFloatText(value, min=least, max=most, description=name), width)
 
 
-def lines(name: str, value: str, width: str = "640px", height: str = "78px") -> widgets.Textarea:
+def lines(name: str, value: str) -> widgets.Textarea:
     """Several lines of text; they count when they are finished, not at every letter."""
-    made = _laid(widgets.Textarea(value, description=name, continuous_update=False), width)
-    made.layout.height = height
+    made = _laid(widgets.Textarea(value, description=name, continuous_update=False), "640px")
+    made.layout.height = "78px"
     return made
 
 

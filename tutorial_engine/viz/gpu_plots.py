@@ -28,11 +28,10 @@ def gpu_timeline(*steps: GpuStep, floor: float | None = None) -> Picture:
     """Each step on the same scale: the CPU launches above, the GPU works and waits below.
 
     One step alone is also drawn from near: so many average launches. `floor` is a time in seconds
-    below which no step can get. ValueError unless the first one says its launches and its work.
+    below which no step can get.
     """
     first = steps[0]
-    if first.launches is None or first.busy is None:
-        raise ValueError(f"the first step says its launches and the GPU's work, got {first}")
+    assert first.launches is not None and first.busy is not None, "only a replayed one has neither"
     near = len(steps) == 1
     low = 44 + PANEL * len(steps)
     scene = Sheet(1000, low + (150 if near else 66))
@@ -125,13 +124,8 @@ def _near(scene: Sheet, launches: int, seconds: float, busy: float, top: float) 
         scene.inside(f"near.launch.{i}.words", box, f"launch: {_us(one)}", 12, **WHITE)
         box = (x + one * scale, low, work * scale, LANE)
         scene.rect(f"near.kernel.{i}", box, GREEN, f"a kernel: {_us(work)}", stroke=INK)
-    _said(
-        scene,
-        "near.idle",
-        LEFT + (one + one / 2 + work / 2) * scale,
-        low,
-        f"idle: {_us(one - work)}",
-    )
+    middle = LEFT + (one + one / 2 + work / 2) * scale
+    _said(scene, "near.idle", middle, low, f"idle: {_us(one - work)}")
     words = f"kernel: {_us(work)}"
     scene.note("near.kernel.words", LEFT + one * scale - 6, low + 20, words, 12, fill=INK, **RIGHT)
 
@@ -199,9 +193,8 @@ def serving_picture(launches: Mapping[str, int], speeds: Sequence[GpuServing]) -
         words = f"{one.first:,.0f} / {one.second:,.0f}"
         if one.least is not None:
             words += f" (best of several; lowest {one.least[0]:,.0f} / {one.least[1]:,.0f})"
-        scene.text(
-            f"speed.{i}.words", start + longest * one.second / fastest + 6, y + 16, words, 12
-        )
+        end = start + longest * one.second / fastest
+        scene.text(f"speed.{i}.words", end + 6, y + 16, words, 12)
         y += 26
     marks = {
         "first run": lambda name, box: scene.rect(
@@ -238,10 +231,8 @@ def end_to_end_picture(
     for slot in range(num_blocks * block_size):
         x = 10 + slot * wide + slot // block_size * 6
         box = (x, 76, wide - 2, 26)
-        s, p = held.get(slot, (None, ""))
-        scene.cell(
-            f"pool.{slot}", box, "solid" if slot in held else "free", None if s is None else look(s)
-        )
+        s, p = held.get(slot, (0, ""))
+        scene.cell(f"pool.{slot}", box, "solid" if slot in held else "free", look(s))
         scene.inside(f"pool.{slot}.position", box, str(p), 12)
         if slot % block_size == 0:
             scene.note(f"block.{slot}", x, 71, f"block {slot // block_size}")

@@ -11,15 +11,7 @@ from itertools import groupby
 from typing import Literal, NamedTuple
 
 from tutorial_engine.viz.parts import CENTRE, DEAF, FAINT, GREY, RIGHT, Mark, Sheet, Style
-from tutorial_engine.viz.request_look import (
-    Box,
-    Look,
-    chip,
-    cut_to,
-    look,
-    nice_step,
-    text_width,
-)
+from tutorial_engine.viz.request_look import Box, Look, chip, cut_to, look, nice_step, text_width
 from tutorial_engine.viz.scene import HATCHED
 from tutorial_engine.viz.style import INK, PAPER, QUIET, RULE
 from tutorial_engine.viz.trace_rows import Life, Rows, Share

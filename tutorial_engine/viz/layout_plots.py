@@ -50,18 +50,15 @@ class _Element(NamedTuple):
 
 
 def layouts_picture(
-    layouts: Mapping[str, KVLayout], layer: int, token: int, num_tokens: int | None = None
+    layouts: Mapping[str, KVLayout], layer: int, token: int, num_tokens: int
 ) -> Picture:
     """The same small K and V as memory, a strip per order: each element by layer and token.
 
     Framed: the bytes that writing `token` touches; with a bar above: those that attention in
-    `layer` reads, of the first `num_tokens` (None: of all). Behind these, places are drawn free.
+    `layer` reads, of the first `num_tokens`. Behind these, places are drawn free.
     ValueError for what is not there or too large.
     """
-    shape = _shape(layouts, layer, token)
-    n = shape[2] if num_tokens is None else num_tokens
-    if not token < n <= shape[2]:
-        raise ValueError(f"token {token} of {n} in room for {shape[2]}: it must be one of them")
+    shape = _shape(layouts, layer, token, num_tokens)
     total = next(iter(layouts.values())).kv.numel()
     piece = shape[3] * shape[4]  # of a token, in one layer, K or V
     line = max(piece, min(total, IN_LINE) // piece * piece)
@@ -73,7 +70,7 @@ def layouts_picture(
         defined += "; a white line parts two heads"
     scene.heading(f"The same {total} numbers in {counted(len(layouts), 'order')}", defined)
     marks = {f"layer {i}": scene.sample("solid", LAYERS[i], rx=0) for i in range(shape[0])}
-    if n < shape[2]:
+    if num_tokens < shape[2]:
         marks["free"] = scene.sample("free", LAYERS[0], rx=0)
     x, _ = scene.legend(10, 46, marks, 14, 8)
     words = "K1 = key of token 1, V1 = its value (paler)"
@@ -85,10 +82,10 @@ def layouts_picture(
     scene.legend(x + 24 + text_width(words, KEY), 46, marks, 16)
     told = []
     for i, (order, layout) in enumerate(layouts.items()):
-        write, read = layout.touched_by_write(token), layout.touched_by_read(layer, n)
+        write, read = layout.touched_by_write(token), layout.touched_by_read(layer, num_tokens)
         pieces = [counted(one.runs, "piece") for one in (write, read)]
         told.append(f"{order}, writing touches {pieces[0]} and reading {pieces[1]}")
-        strip = _Strip(scene, order, layout, 62 + tall * i, line, n)
+        strip = _Strip(scene, order, layout, 62 + tall * i, line, num_tokens)
         y = 74 + tall * i
         scene.text(f"{order}.title", 10, y, order, 12, **BOLD)
         x = 22 + text_width(order, 12, bold=True)
@@ -96,33 +93,30 @@ def layouts_picture(
         scene.note(f"{order}.counts", x, y, words, 12)
         strip.draw_numbers()
         strip.draw_touched(layer, token)
-    room = f"There is room for {counted(shape[2], 'token')}, and {n} are there. "
+    room = f"There is room for {counted(shape[2], 'token')}, and {num_tokens} are there. "
     return scene.picture(
-        f"{room * (n < shape[2])}Token {token} is written in each of {shape[0]} layers "
+        f"{room * (num_tokens < shape[2])}Token {token} is written in each of {shape[0]} layers "
         f"({write.num_bytes} bytes), and layer {layer} is read ({read.num_bytes} bytes): "
         f"{'; '.join(told)}.",
         zoom=1.0,
     )
 
 
-def _shape(layouts: Mapping[str, KVLayout], layer: int, token: int) -> tuple[int, ...]:
+def _shape(
+    layouts: Mapping[str, KVLayout], layer: int, token: int, num_tokens: int
+) -> tuple[int, ...]:
     """The shape that all share. ValueError for what is not there or too large."""
-    if not layouts:
-        raise ValueError("give at least one layout, order -> KVLayout: layouts(kv) has all")
-    shapes = {tuple(layout.kv.shape) for layout in layouts.values()}
-    if len(shapes) > 1:
-        raise ValueError(f"the layouts must hold the same K and V, got shapes {sorted(shapes)}")
-    (shape,) = shapes
+    (shape,) = {tuple(layout.kv.shape) for layout in layouts.values()}
     elements = next(iter(layouts.values())).kv.numel()
     if elements > MAX_ELEMENTS or shape[0] > MAX_LAYERS or shape[2] > MAX_TOKENS:
         raise ValueError(
             f"each number is drawn: at most {MAX_ELEMENTS}, {MAX_LAYERS} layers and {MAX_TOKENS} "
             f"tokens; got {elements} in shape {list(shape)}"
         )
-    if not (0 <= layer < shape[0] and 0 <= token < shape[2]):
+    if not (0 <= layer < shape[0] and 0 <= token < num_tokens <= shape[2]):
         raise ValueError(
             f"there are layers 0 .. {shape[0] - 1} and tokens 0 .. {shape[2] - 1}; got layer "
-            f"{layer}, token {token}"
+            f"{layer}, token {token} of {num_tokens}"
         )
     return shape
 

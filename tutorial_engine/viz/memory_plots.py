@@ -17,13 +17,7 @@ from tutorial_engine.lab.shift import ShiftGap
 from tutorial_engine.trace.events import Trace
 from tutorial_engine.trace.history import history as steps_of
 from tutorial_engine.trace.pool import CELLS, ROWS, PoolHistory
-from tutorial_engine.viz.charts import (
-    HATCH,
-    ROUND,
-    lines_across,
-    log_marks,
-    panels,
-)
+from tutorial_engine.viz.charts import HATCH, ROUND, lines_across, log_marks, panels
 from tutorial_engine.viz.parts import (
     BOLD,
     CENTRE,
@@ -62,17 +56,14 @@ FLOOR = 1e-3  # of the tolerance: where bars begin, and where a difference of 0 
 
 
 @house_style()
-def waste_over_time(runs: Mapping[str, Trace | PoolHistory]) -> Picture:
+def waste_over_time(runs: Mapping[str, Trace]) -> Picture:
     """A panel per run on the same axes: slots used, reserved but unused (hatched), free, by step.
 
     ValueError for no run, more than four, and a trace without its memory's sizes.
     """
     if not 1 <= len(runs) <= MOST:
-        raise ValueError(f"give 1 to {MOST} runs, name -> trace or history; got {list(runs)}")
-    found = {
-        name: run if isinstance(run, PoolHistory) else PoolHistory.of(run)
-        for name, run in runs.items()
-    }
+        raise ValueError(f"give 1 to {MOST} runs, name -> trace; got {list(runs)}")
+    found = {name: PoolHistory.of(trace) for name, trace in runs.items()}
     steps = max(history.num_steps for history in found.values())
     slots = max(history.pool.num_slots for history in found.values())
     figure, axes = panels(10, 3.7, columns=len(found), sharey=True)
@@ -282,18 +273,11 @@ def _panel(
 
 
 @house_style()
-def shift_picture(
-    gaps: Sequence[ShiftGap] | Mapping[str, ShiftGap], discard: int | None = None
-) -> Picture:
+def shift_picture(gaps: Mapping[str, ShiftGap], discard: int) -> Picture:
     """Largest logit difference of each model, and of the last one K and V layer by layer.
 
-    `gaps`: by what the model is called, or a list, then by the number of layers. `discard`: the
-    tokens that were forgotten, if the caption is to say it.
+    `gaps`: by what the model is called. `discard`: the tokens that were forgotten.
     """
-    if not isinstance(gaps, Mapping):
-        gaps = {counted(gap.num_layers, "layer"): gap for gap in gaps}
-    if not gaps:
-        raise ValueError("there is nothing to draw: give at least one ShiftGap")
     name, last = list(gaps.items())[-1]
     most = max(max(gap.logits, *gap.keys, *gap.values) for gap in gaps.values())
     low, high = FLOOR * TOLERANCE, 60 * max(most, TOLERANCE)
@@ -331,9 +315,8 @@ def _bar(ax: Axes, x: float, number: float, width: float) -> None:
     ax.text(x, top * (1.6 if number else 9), shown(number), ha="center", fontsize=9.5)
 
 
-def _verdict(gaps: Mapping[str, ShiftGap], discard: int | None) -> str:
+def _verdict(gaps: Mapping[str, ShiftGap], discard: int) -> str:
     """Who is within the tolerance, who is not, and where the difference begins."""
-    what = "Logits" if discard is None else f"Forgetting {tokens(discard)}: logits"
     told = []
     for name, gap in gaps.items():
         same = gap.logits <= TOLERANCE  # how far within is rounding, and differs between machines
@@ -344,8 +327,8 @@ def _verdict(gaps: Mapping[str, ShiftGap], discard: int | None) -> str:
     wrong = [i for i, pair in enumerate(both) if max(pair) > TOLERANCE]
     where = f"differ from layer {wrong[0]} on" if wrong else "agree everywhere"
     return (
-        f"{what} with a context shift against a fresh run: {'; '.join(told)}. K "
-        f"and V ({name}) {where} (tolerance {shown(TOLERANCE)})."
+        f"Forgetting {tokens(discard)}: logits with a context shift against a fresh run: "
+        f"{'; '.join(told)}. K and V ({name}) {where} (tolerance {shown(TOLERANCE)})."
     )
 
 

@@ -20,16 +20,7 @@ from tutorial_engine.viz.parts import BOLD, CENTRE, FAINT, RIGHT, Grid, Sheet, S
 from tutorial_engine.viz.picture import Picture
 from tutorial_engine.viz.request_look import look
 from tutorial_engine.viz.shapes import shape_walk
-from tutorial_engine.viz.style import (
-    BLUE,
-    INK,
-    PAPER,
-    QUIET,
-    RED,
-    RULE,
-    finish,
-    house_style,
-)
+from tutorial_engine.viz.style import BLUE, INK, PAPER, QUIET, RED, RULE, finish, house_style
 from tutorial_engine.viz.tokens import cut_label, token_names
 from tutorial_engine.viz.words import counted, listed, numbered, percent
 

@@ -22,13 +22,11 @@ def moving(
     speed: float = 0.8,
     box: tuple[float, float, float, float] | None = None,
 ) -> str:
-    """The steps one after the other, `speed` a second, for ever. ValueError for no frames.
+    """The steps one after the other, `speed` a second, for ever.
 
     `words` are for who cannot see it. Who wants less motion sees the first step. `box`: the part
     (x, y, width, height) that is shown; None: the whole.
     """
-    if not frames:
-        raise ValueError("a moving picture needs a step")
     last = len(frames) - 1
     whole = max(frame.scene.width for frame in frames), max(frame.scene.height for frame in frames)
     x, y, width, height = map(plain, box or (0, 0, *whole))

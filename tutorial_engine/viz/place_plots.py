@@ -8,21 +8,11 @@ from functools import partial
 from itertools import groupby
 from typing import NamedTuple
 
-from tutorial_engine.trace.events import Added, Admitted, Finished, Preempted, Trace
-from tutorial_engine.trace.history import Step
-from tutorial_engine.viz.lanes import TEXT
-from tutorial_engine.viz.parts import BOLD, CENTRE, DEAF, GREY, RIGHT, Mark, Sheet, Style
+from tutorial_engine.trace.events import Admitted, Finished, Preempted, Trace
+from tutorial_engine.viz.lanes import TEXT, Axis, ruler
+from tutorial_engine.viz.parts import BOLD, DEAF, GREY, RIGHT, Mark, Sheet, Style
 from tutorial_engine.viz.picture import Picture
-from tutorial_engine.viz.request_look import (
-    Box,
-    Look,
-    cut_to,
-    hatch_path,
-    look,
-    nice_step,
-    text_width,
-    tint,
-)
+from tutorial_engine.viz.request_look import Box, Look, cut_to, hatch_path, look, text_width, tint
 from tutorial_engine.viz.style import INK, PAPER, QUIET, RULE
 from tutorial_engine.viz.timeline_plots import limits
 from tutorial_engine.viz.trace_rows import Rows, rows
@@ -90,34 +80,27 @@ def read_places(trace: Trace) -> Places:
     if not isinstance(count, int):
         raise ValueError("the trace does not say max_num_seqs, the number of places")
     free, held = list(reversed(range(count))), dict[str, int]()
-    life, num_lives = dict[str, int](), 0  # an id may come again
+    lives = {  # an id may come again
+        (life.request_id, step): i for i, life in enumerate(run.lives) for step in life.shares
+    }
     grid: list[list[Held | str]] = [[] for _ in range(count)]
     for step in run.steps:
         for event in step.planning:
             match event:
-                case Added(request_id=name):
-                    life[name], num_lives = num_lives, num_lives + 1
                 case Admitted(request_id=name):
                     held[name] = free.pop()
                 case Preempted(request_id=name) | Finished(request_id=name) if name in held:
                     free.append(held.pop(name))
+        over = [event.request_id for event in step.results if isinstance(event, Finished)]
         line: list[Held | str] = [WASTED if step.planned.waiting else IDLE] * count
         for name, place in held.items():
-            one = run.lives[life[name]]
-            line[place] = Held(life[name], name, one.shares[step.number].kind, _ends(step, name))
+            life = lives[name, step.number]
+            kind = run.lives[life].shares[step.number].kind
+            line[place] = Held(life, name, kind, name in over)
         for column, what in zip(grid, line, strict=True):
             column.append(what)
-        for event in step.results:
-            match event:
-                case Added(request_id=name):  # its other samples
-                    life[name], num_lives = num_lives, num_lives + 1
-                case Finished(request_id=name) if name in held:
-                    free.append(held.pop(name))
+        free += [held.pop(name) for name in over if name in held]
     return Places(run, grid)
-
-
-def _ends(step: Step, name: str) -> bool:
-    return any(isinstance(e, Finished) and e.request_id == name for e in step.results)
 
 
 def places(
@@ -127,10 +110,8 @@ def places(
     """A panel per run: steps from left to right, a line per place; a bar where a request ends.
 
     Step s of place p of run i (all counted from 0) is the item `box.i.p.s`, a stretch of idle steps
-    `idle.i.p.s`. ValueError for no run, for more places than can be seen, and as `read_places`.
+    `idle.i.p.s`. ValueError for more places than can be seen, and as `read_places`.
     """
-    if not runs:
-        raise ValueError("give at least one trace: {name: trace, ...}")
     found = {name: read_places(trace) for name, trace in runs.items()}
     num_places = sum(len(each.grid) for each in found.values())
     if num_places > MOST:
@@ -230,7 +211,9 @@ def _panel(scene: Sheet, i: int, each: Places, top: float, pitch: float) -> None
                     _end(scene, f"box.{i}.{p}.{s}", own)
             room = (x, y + 1.5, wide - min(5.0, pitch / 2) * ends, TALL - 3)
             _word(scene, f"who.{i}.{p}.{first}", one.request_id, room)
-    _steps(scene, i, len(each.run.steps), top + TALL * len(each.grid), pitch)
+    right = LEFT + pitch * len(each.run.steps)
+    axis = Axis.of(each.run, LEFT, right, "step", 0, 0)
+    ruler(scene, each.run, axis, top + TALL * len(each.grid) - 1, f"{i}.")
 
 
 def _same(what: Held | str) -> str | int:
@@ -243,15 +226,6 @@ def _word(scene: Sheet, name: str, words: str, box: Box) -> None:
     if shown == words or (shown != "…" and name.startswith("who")):
         halo: Style = {"stroke": PAPER, "stroke_width": 5, "paint_order": "stroke"}
         scene.inside(name, box, shown, 12, **BOLD, **halo, fill=QUIET if words == IDLE else INK)
-
-
-def _steps(scene: Sheet, i: int, count: int, y: float, pitch: float) -> None:
-    """The numbers of the steps below a panel, as many as fit."""
-    scene.note(f"{i}.step", LEFT - 8, y + 13, "step", TEXT, **RIGHT)
-    each = max(1, round(nice_step((text_width(str(count), TEXT) + 8) / pitch, 1)))
-    for s in range(0, count, each):
-        x = LEFT + pitch * (s + 0.5)
-        scene.note(f"{i}.step.{s}", x, y + 13, str(s), TEXT, **CENTRE)
 
 
 def _caption(found: Mapping[str, Places]) -> str:

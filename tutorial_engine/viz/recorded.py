@@ -11,7 +11,8 @@ from tokenizers import Tokenizer
 
 from tutorial_engine.engine.engine import LLMEngine
 from tutorial_engine.sampling.params import SamplingParams
-from tutorial_engine.trace.events import Added, TokenSampled, Trace
+from tutorial_engine.trace.events import Trace
+from tutorial_engine.trace.history import replay
 from tutorial_engine.viz.tokens import token_names
 
 MAX_STEPS = 200  # more take too long
@@ -68,10 +69,5 @@ def record(engine: LLMEngine, requests: Sequence[Coming], params: SamplingParams
 
 def labels(trace: Trace, tokenizer: Tokenizer) -> dict[int, str]:
     """Token id -> its text, for all tokens of a trace."""
-    ids: set[int] = set()
-    for event in trace.events:
-        if isinstance(event, Added):
-            ids.update(event.prompt_token_ids)
-        elif isinstance(event, TokenSampled):
-            ids.add(event.token_id)
-    return token_names(tokenizer, ids)
+    requests = replay(trace.events).requests.values()
+    return token_names(tokenizer, (token for request in requests for token in request.token_ids))

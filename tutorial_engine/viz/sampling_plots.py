@@ -8,23 +8,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from tutorial_engine.viz.charts import (
-    ROUND,
-    cell_height,
-    log_marks,
-    panels,
-    token_cell,
-)
+from tutorial_engine.viz.charts import ROUND, cell_height, log_marks, panels, token_cell
 from tutorial_engine.viz.picture import Picture
-from tutorial_engine.viz.style import (
-    BLUE,
-    DASHES,
-    PAPER,
-    PLAIN,
-    RED,
-    finish,
-    house_style,
-)
+from tutorial_engine.viz.style import BLUE, DASHES, PAPER, PLAIN, RED, finish, house_style
 from tutorial_engine.viz.words import counted, listed
 
 ACROSS = 32  # draws side by side
@@ -67,11 +53,8 @@ def margins_picture(margins: Sequence[float], gaps: Mapping[str, float]) -> Pict
     """How often the best token leads by how much: a histogram of margins, top1 − top2 of logits.
 
     Margins and `gaps` (format -> distance of neighbouring numbers at the size of the best logit)
-    are in gaps of the last format: below one gap a rounding can swap the two. ValueError for no
-    margin, or one that is not above 0.
+    are in gaps of the last format: below one gap a rounding can swap the two.
     """
-    if not margins or not gaps or min(*margins, *gaps.values()) <= 0:
-        raise ValueError("give at least one margin and one format, and only numbers above 0")
     low = math.floor(math.log10(min(*margins, *gaps.values()))) - 0.5
     high = math.ceil(math.log10(max(*margins, *gaps.values())))
     edges = [10 ** (low + i / 4) for i in range(round(4 * (high - low)) + 1)]

@@ -16,14 +16,7 @@ from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 from tutorial_engine.sampling.params import SamplingParams
 from tutorial_engine.trace.events import Recorder, Trace
 from tutorial_engine.viz.explorer import Explorer, choice, number
-from tutorial_engine.viz.recorded import (
-    ALL_AT_ONCE,
-    LATE_LONG,
-    ONE_BY_ONE,
-    coming,
-    labels,
-    record,
-)
+from tutorial_engine.viz.recorded import ALL_AT_ONCE, LATE_LONG, ONE_BY_ONE, coming, labels, record
 from tutorial_engine.viz.scene import Scene
 from tutorial_engine.viz.scheduler_steps import SchedulerRun
 from tutorial_engine.viz.scheduler_view import MAX_CELLS, SchedulerView

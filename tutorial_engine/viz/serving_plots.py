@@ -12,13 +12,7 @@ from matplotlib.axes import Axes
 
 from tutorial_engine.engine.metrics import percentile
 from tutorial_engine.trace.events import Trace
-from tutorial_engine.viz.charts import (
-    ROUND,
-    dial_axis,
-    line_look,
-    lines_across,
-    panels,
-)
+from tutorial_engine.viz.charts import ROUND, dial_axis, line_look, lines_across, panels
 from tutorial_engine.viz.picture import Picture
 from tutorial_engine.viz.style import INK, QUIET, RULE, finish, house_style
 from tutorial_engine.viz.tokens import cut_label, written
@@ -50,10 +44,6 @@ def sweep(
     limits to lines by name: each is dotted, and where all limits are kept the panel is shaded.
     With `steps` a number holds from the x before it to its own.
     """
-    if not lines or not x:
-        raise ValueError(
-            "give at least one x and one panel: {title: line} or {title: {name: line}}"
-        )
     shown = {
         panel: {
             name: _pairs(f"{panel}, {name!r}", x, line)
@@ -65,8 +55,6 @@ def sweep(
     alone = all(len(named) == 1 for named in shown.values())
     told = []
     for place, (ax, (panel, named)) in enumerate(zip(axes, shown.items(), strict=True)):
-        if not named:
-            raise ValueError(f"{panel}: give at least one line")
         for i, (name, pairs) in enumerate(named.items(), place if alone else 0):
             look = line_look(i) | ({"drawstyle": "steps-pre", "markersize": 4} if steps else {})
             ax.plot(*zip(*pairs, strict=True), label=name, linewidth=2, **look)
@@ -150,12 +138,8 @@ def throughput_latency(
     """Throughput against latency: a line per policy through its points, in the order given.
 
     A point is (its label, tokens per second, latency in ms); `latency` says which latency it is,
-    `label` what the labels count. `capacity`, in tokens per second, is a line. ValueError for no
-    curve, and for one without a point.
+    `label` what the labels count. `capacity`, in tokens per second, is a line.
     """
-    empty = [name for name, points in curves.items() if not points]
-    if empty or not curves:
-        raise ValueError(f"give at least one point (label, tokens per second, ms) to each: {empty}")
     figure, (ax,) = panels(8.6, 4.6)
     every = [point for points in curves.values() for point in points]
     speeds, times = [point[1] for point in every], [point[2] for point in every]
@@ -184,14 +168,8 @@ def throughput_latency(
     if capacity is not None:
         ax.axvline(capacity, color=QUIET, linestyle=(0, (1, 2)), linewidth=1.8)
         at = {"xycoords": ax.get_xaxis_transform(), "textcoords": "offset points"}
-        ax.annotate(
-            f"full: {_digits(capacity)} tok/s",
-            (capacity, 0.02),
-            (-5, 0),
-            fontsize=9.5,
-            ha="right",
-            **at,
-        )
+        words = f"full: {_digits(capacity)} tok/s"
+        ax.annotate(words, (capacity, 0.02), (-5, 0), fontsize=9.5, ha="right", **at)
         told.append(f"counted by hand, it is full at {_digits(capacity)} tok/s")
     numbers = f"numbers: {label}" if label else None
     ax.legend(loc="best", fontsize=9.5, title=numbers, title_fontsize=9.5, alignment="left")
@@ -208,8 +186,6 @@ def itl_over_time(traces: Mapping[str, Trace], request_id: str) -> Picture:
     The long prompt is the longest of those that came after the request's first token. ValueError
     where none did, and for a request that is not there or has no two tokens.
     """
-    if not traces:
-        raise ValueError("give at least one trace: {name: trace, ...}")
     figure, (ax,) = panels(10, 4)
     parts, arrivals, top = [], [], 0.0
     for i, (name, trace) in enumerate(traces.items()):

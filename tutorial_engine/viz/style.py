@@ -66,13 +66,10 @@ def new_figure(width: float, height: float) -> Figure:
     return figure
 
 
-def finish(figure: Figure, caption: str, shown: str = "") -> Picture:
-    """Write the caption under the figure and turn it into a Picture, deterministically.
-
-    Where the picture has the caption's numbers as labels, `shown` is written in its place.
-    """
+def finish(figure: Figure, caption: str) -> Picture:
+    """Write the caption under the figure and turn it into a Picture, deterministically."""
     width, caption = figure.get_size_inches()[0], written(caption)
-    lines = textwrap.fill(shown or caption, int(width * 13.5))
+    lines = textwrap.fill(caption, int(width * 13.5))
     figure.supxlabel(lines, x=0.01, ha="left", fontsize=9.5, color=INK)
     png, svg = io.BytesIO(), io.BytesIO()
     figure.savefig(png, format="png", dpi=DPI, metadata={"Software": None})

@@ -65,10 +65,8 @@ def timelines(
 ) -> Picture:
     """Runs one below the other on one time axis, each with its time and its tokens per second.
 
-    ValueError for no trace, or one without a finished step.
+    ValueError for a trace without a finished step.
     """
-    if not traces:
-        raise ValueError("give at least one trace: {name: trace, ...}")
     runs = {name: rows(trace) for name, trace in traces.items()}
     every = list(runs.values())
     left, right = name_width(every), WIDE - END

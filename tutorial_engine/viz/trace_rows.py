@@ -10,9 +10,7 @@ from typing import NamedTuple
 from tutorial_engine.engine.metrics import RequestMetrics
 from tutorial_engine.trace import events
 from tutorial_engine.trace.events import Setting, Trace
-from tutorial_engine.trace.history import Step, history
-
-ENDS = {"abort": "aborted", "error": "error"}  # reason -> word; the others "finished · reason"
+from tutorial_engine.trace.history import ENDED, Step, history
 
 
 class Share(NamedTuple):
@@ -67,7 +65,7 @@ class Life:
     @property
     def ending(self) -> str:
         """How it ended, in words; empty while it has not."""
-        return "" if self.reason is None else ENDS.get(self.reason, f"finished · {self.reason}")
+        return "" if self.reason is None else ENDED.get(self.reason, f"finished · {self.reason}")
 
 
 class Rows(NamedTuple):
