@@ -227,8 +227,10 @@ class MemoryCalculator(Explorer):
         if plan.weight_bytes > plan.usable_bytes:
             at = MARGIN + scale * plan.usable_bytes
             sheet.rect("limit", (at - 1.5, top - 5, 3, tall + 10), RED)
-            words = f"no more than {num_bytes(plan.usable_bytes)} may be used"
-            sheet.note("limit.words", at + 4, top - 8, words, 12, **RIGHT)
+            said = f"no more than {num_bytes(plan.usable_bytes)} may be used"
+            left = MARGIN + text_width(words, 12) + 24  # beside the other label
+            right = max(at + 4, left + text_width(said, 12))
+            sheet.note("limit.words", right, top - 8, said, 12, **RIGHT)
         marks: dict[str, Mark] = {
             f"weights {num_bytes(plan.weight_bytes)}": lambda n, b: patch(sheet, n, b, WEIGHTS),
             f"K and V of {counted(batch, 'request')} "
