@@ -94,7 +94,7 @@ class AttentionExplorer(Explorer):
         config = model.config
         layers, heads = config.num_hidden_layers, config.num_attention_heads
         self.heads = {
-            (i, j): button("", f"show layer {i}, head {j}", partial(self._choose, i, j))
+            (i, j): button("", f"show layer {i}, head {j}", partial(self.turn, layer=i, head=j))
             for i in range(layers)
             for j in range(heads)
             if layers * heads <= MAX_HEADS
@@ -110,12 +110,10 @@ class AttentionExplorer(Explorer):
 
     # -- the grid of heads --------------------------------------------------------------------
 
-    def _choose(self, layer: int, head: int) -> None:
-        self.turn(layer=layer, head=head)
-
     def _grid(self, layers: int, heads: int) -> widgets.Widget:
         """A button for each head, a row for each layer; folded until somebody opens it."""
-        children = [widgets.Label(""), *map(_label, range(heads))]
+        children, centre = [widgets.Label("")], widgets.Layout(justify_content="center")
+        children += [widgets.Label(f"head {i}", layout=centre) for i in range(heads)]
         for layer in range(layers):
             children.append(widgets.Label(f"layer {layer}"))
             children += [self.heads[layer, head] for head in range(heads)]
@@ -300,7 +298,3 @@ class AttentionExplorer(Explorer):
             f"{weights[best]:.2f} of its attention to key {best} “{self.labels[best]}”; the model "
             f"predicts “{label}” with probability {p:.2f}{same}."
         )
-
-
-def _label(head: int) -> widgets.Label:
-    return widgets.Label(f"head {head}", layout=widgets.Layout(justify_content="center"))

@@ -20,6 +20,7 @@ ROWS_MLP, BACK_MLP = (390.0, 435.0), 494.0
 FRAME = (14.0, 128.0, 932.0, 402.0)
 END = 606.0  # height of what follows the layers
 GREY = "#eef1f3"
+FILLS = {"attention": tint(BLUE, 0.2), "mlp": tint(ORANGE, 0.25)}  # of what is learned
 SIZE = 11.5  # letters of shapes
 Point = tuple[float, float]
 
@@ -93,7 +94,6 @@ class LayerSheet(Sheet):
 
     def branch(self, name: str, y: float, rows: Sequence[float], words: Sequence[str]) -> None:
         """From the stream through a norm into the learned matrices of that branch."""
-        fill = tint(BLUE, 0.2) if name == "attention" else tint(ORANGE, 0.25)
         shape = self.shapes[f"{name}.norm"]
         self.add(f"{name}.from", "circle", cx=STREAM, cy=y, r=4.5, fill=GREEN)
         self.flow(f"{name}.in", [(STREAM + 4, y), (NORM, y)], self.shapes["stream"])
@@ -102,14 +102,13 @@ class LayerSheet(Sheet):
         for row, matrix in zip(rows, words, strict=True):
             bus = [(right, y), (right + 12, y), (right + 12, row)] if row != y else [(right, y)]
             self.flow(f"{name}.to.{matrix}", [*bus, (MATRIX, row)], shape, (right + 48, row - 6))
-            self.column(f"{name}.{matrix}", MATRIX, row, matrix, fill)
+            self.column(f"{name}.{matrix}", MATRIX, row, matrix, FILLS[name])
 
     def way_back(self, name: str, points: Sequence[Point], matrix: str, joined: str) -> None:
         """From the end of a branch through a last matrix back to the stream."""
         y = points[-1][1]
         self.flow(f"{name}.back", points, joined)
-        fill = tint(BLUE, 0.2) if name == "attention" else tint(ORANGE, 0.25)
-        self.column(f"{name}.{matrix}", MATRIX, y, matrix, fill)
+        self.column(f"{name}.{matrix}", MATRIX, y, matrix, FILLS[name])
         self.flow(f"{name}.out", [(MATRIX, y), (STREAM + 13, y)], self.shapes[f"{name}.out"])
         self.plus(f"{name}.plus", y)
 
@@ -127,7 +126,7 @@ class LayerSheet(Sheet):
             "v.raw", [(left, v), (MIX, v)], f"v {self.shapes['v']}", ((left + INNER) / 2, v - 6)
         )
         mix = (MIX, q - 22, WIDTHS[MIX], v - q + 44)
-        self.box("attend", mix, ("attention", "with", "causal mask"), tint(BLUE, 0.2))
+        self.box("attend", mix, ("attention", "with", "causal mask"), FILLS["attention"])
         middle = MIX + WIDTHS[MIX] / 2
         down = [(middle, v + 22), (middle, BACK_ATTENTION), (left, BACK_ATTENTION)]
         joined = f"{self.shapes['mixed']}, heads joined: {self.shapes['joined']}"
@@ -151,7 +150,7 @@ class LayerSheet(Sheet):
         for name, y in (("gate", gate), ("up", up)):
             self.flow(f"{name}.raw", [(left, y), (INNER, y)], f"{name} {self.shapes['mlp.half']}")
         box = (INNER, gate - 20, inner - INNER, up - gate + 40)
-        self.box("gated", box, ("SiLU(gate)", "times up"), tint(ORANGE, 0.25))
+        self.box("gated", box, ("SiLU(gate)", "times up"), FILLS["mlp"])
         middle = (INNER + inner) / 2
         down = [(middle, up + 20), (middle, BACK_MLP), (left, BACK_MLP)]
         self.way_back("mlp", down, "W_down", self.shapes["mlp.product"])

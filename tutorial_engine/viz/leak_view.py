@@ -20,7 +20,7 @@ from tutorial_engine.viz.parts import BOLD, MARGIN, WIDTH, Sheet
 from tutorial_engine.viz.picture import Picture
 from tutorial_engine.viz.request_look import chip, cut_to, look
 from tutorial_engine.viz.style import RED, RULE
-from tutorial_engine.viz.tokens import token_label
+from tutorial_engine.viz.tokens import token_labels
 from tutorial_engine.viz.words import counted, listed, numbered, say
 
 RIGHT_PART, LINE, TOP = 520.0, 108.0, 50.0  # where blocks begin; from request to request
@@ -81,10 +81,7 @@ def record_leak(
         engine.add_request(name, prompt, SamplingParams(max_tokens=max_tokens, ignore_eos=True))
     outputs = {output.request_id: output for output in engine.run()}
     labels = {
-        name: [
-            token_label(tokenizer, token)
-            for token in (*out.prompt_token_ids, *out.outputs[0].token_ids)
-        ]
+        name: token_labels(tokenizer, [*out.prompt_token_ids, *out.outputs[0].token_ids])
         for name, out in outputs.items()
     }
     assert memory.trace is not None, "what lies where is read from it"

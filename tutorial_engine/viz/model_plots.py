@@ -208,11 +208,8 @@ def _signed(number: Tensor | float, digits: int = 2) -> str:
 
 def gqa_picture(config: ModelConfig) -> Picture:
     """Which query heads read which K/V head, and for which of them h % H_kv would be wrong."""
-    heads, kv_heads, group = (
-        config.num_attention_heads,
-        config.num_key_value_heads,
-        config.group_size,
-    )
+    heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
+    group = config.group_size
     wrong = [h for h in range(heads) if h % kv_heads != h // group]
     sheet = Sheet(960, 260 if wrong else 184)
     sheet.heading(f"{counted(heads, 'query head')}, {counted(kv_heads, 'K/V head')}")
@@ -325,15 +322,8 @@ def _scores(sheet: Sheet, q: Tensor, k: Tensor, scores: list[list[float]], grid:
         sheet.note(f"k{i}", x + w / 2, y - 10, f"k{i} = {_vector(k[i].tolist())}", 12, **CENTRE)
         _, y, _, _ = grid.box(3 * i)
         look: Style = BOLD if i == 2 else FAINT
-        sheet.text(
-            f"q{i}",
-            grid.x - 8,
-            y + h / 2 + 4,
-            f"q{i} = {_vector(q[i].tolist())}",
-            12,
-            **RIGHT,
-            **look,
-        )
+        words = f"q{i} = {_vector(q[i].tolist())}"
+        sheet.text(f"q{i}", grid.x - 8, y + h / 2 + 4, words, 12, **RIGHT, **look)
         for j in range(3):
             box = grid.box(3 * i + j)
             sheet.rect(f"score{i}{j}", box, "#f4f6f8" if i < 2 else PAPER, stroke=RULE)

@@ -64,20 +64,12 @@ def _given_back(now: BlockStep) -> dict[str, list[int]]:
 
 def _line(said: str, step: BlockStep, owners: dict[int, Look]) -> list[Piece]:
     """The queue after a step."""
-    return [
-        words(said),
-        *(
-            cell(
-                WIDE,
-                TALL,
-                "cached" if block in owners else "free",
-                owners.get(block),
-                f"{block} {HASH}" if block in step.hashes else str(block),
-                size=13,
-            )
-            for block in step.free
-        ),
-    ]
+    line = [words(said)]
+    for block in step.free:
+        state = "cached" if block in owners else "free"
+        number = f"{block} {HASH}" if block in step.hashes else str(block)
+        line.append(cell(WIDE, TALL, state, owners.get(block), number, size=13))
+    return line
 
 
 def _order(blocks: Sequence[int]) -> str:

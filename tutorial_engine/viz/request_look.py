@@ -5,7 +5,7 @@ Knows colours, hatches and how wide words are; knows no engine.
 
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from unicodedata import east_asian_width
 
 import matplotlib
@@ -53,17 +53,9 @@ def tint(colour: str, part: float) -> str:
 def patch(scene: Scene, name: str, box: Box, one: Look, tip: str = "") -> None:
     """A solid area in a request's colour and hatch, `name` and `name.hatch`."""
     scene.rect(name, box, one.dark, tip, stroke=one.colour, stroke_width=0.8)
-    lines = hatch_path(box, one.hatch)
-    if lines:
-        scene.add(
-            f"{name}.hatch",
-            "path",
-            d=lines,
-            stroke=one.colour,
-            stroke_width=1.3,
-            fill="none",
-            pointer_events="none",
-        )
+    if lines := hatch_path(box, one.hatch):
+        pen: dict[str, Any] = {"stroke": one.colour, "stroke_width": 1.3, "fill": "none"}
+        scene.add(f"{name}.hatch", "path", d=lines, **pen, pointer_events="none")
 
 
 def hatch_path(box: Box, hatch: str) -> str:

@@ -142,10 +142,8 @@ class RopeExplorer(Explorer):
             look = Style(fill=fill, stroke=edge, stroke_width=thick)
             sheet.add(f"{name}.face", "circle", tip=tip, cx=x, cy=y, r=r, **look)
             for who, position, ink, dash in (("k", n, RED, "5 3"), ("q", m, BLUE, "none")):
-                hand, look = (
-                    fan(x, y, r, [position * speed]),
-                    Style(stroke=ink, stroke_dasharray=dash),
-                )
+                hand = fan(x, y, r, [position * speed])
+                look = Style(stroke=ink, stroke_dasharray=dash)
                 sheet.add(f"{name}.{who}", "polyline", points=hand, **look, **line)
             if r > 100:
                 apart = math.fmod((m - n) * speed, 2 * math.pi)  # without whole turns

@@ -6,6 +6,7 @@ Every number is what the engine's own temperature, filters and sampler make of t
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -85,15 +86,12 @@ class SamplingExplorer(Explorer):
             },
             {
                 "draw": button(f"draw {DRAWS}", f"draw {DRAWS} more tokens", self._draw_more),
-                "clear": button("clear", "forget the draws", self._clear),
+                "clear": button("clear", "forget the draws", partial(self._set_draws, 0)),
             },
         )
 
     def _draw_more(self) -> None:
         self._set_draws(min(self.num_draws + DRAWS, MOST_DRAWS))
-
-    def _clear(self) -> None:
-        self._set_draws(0)
 
     def _set_draws(self, count: int) -> None:
         self.num_draws = count

@@ -159,13 +159,14 @@ class _StepSheet(Sheet):
         self.hint = "hover over a box to read its numbers"
         self.view, self.run, self.looks = view, view.run, view.looks
         self.step, self.now = step, view.run.steps[step]
+        # the first step that is seen: those around this one, where not all are
+        self.first = min(max(step - view.shown // 2, 0), self.run.last + 1 - view.shown)
 
     def parts_on_a_phone(self) -> list[list[Box]]:
         """The steps around this one, then what else there is, in parts that are not so wide."""
         view, top, tall = self.view, TOP - 8, ROW * len(self.run.lives) + 26
-        first = min(max(self.step - view.shown // 2, 0), self.run.last + 1 - view.shown)
         end = max(LEFT + view.shown * view.pitch + 60 - STEPS, LEFT)
-        x = min(max(LEFT + (self.step - first + 0.5) * view.pitch - STEPS / 2, LEFT), end)
+        x = min(max(LEFT + (self.step - self.first + 0.5) * view.pitch - STEPS / 2, LEFT), end)
         names = (0.0, top, LEFT - 2, tall)
         cells = min(view.cells, view.budget.columns)
         asked = (view.table - 14, ASKED * len(self.run.lives) + 26)
@@ -211,8 +212,7 @@ class _StepSheet(Sheet):
     def timeline(self) -> None:
         """A row per request, a column per step, and the cursor; if need be, those around it."""
         run, view, pitch = self.run, self.view, self.view.pitch
-        first = min(max(self.step - view.shown // 2, 0), run.last + 1 - view.shown)
-        window = range(first, first + view.shown)
+        window = range(self.first, self.first + view.shown)
         bottom, right = TOP + ROW * len(run.lives), LEFT + view.shown * pitch
         for row, (name, life) in enumerate(run.lives.items()):
             y, ink = TOP + row * ROW, self.looks[name].colour
@@ -222,7 +222,7 @@ class _StepSheet(Sheet):
             if life.end_step is not None and life.end_step <= window[-1]:
                 words, x = life.ending.split(" · ")[0], right  # the table says why
                 if text_width(words, SIZE) + 10 <= pitch:  # inside the cursor's frame
-                    x = LEFT + (life.end_step + 1 - first) * pitch
+                    x = LEFT + (life.end_step + 1 - self.first) * pitch
                 self.note(f"end.{name}", x + 6, y + 17, words, SIZE)
         for i, step in enumerate(window):
             style = BOLD if step == self.step else FAINT
@@ -231,7 +231,7 @@ class _StepSheet(Sheet):
             self.text(f"step{step}", x, bottom + 11, words, KEY, **CENTRE, **style)
         if pitch < WORDY:
             self.note("step", LEFT - 8, bottom + 11, "step", KEY, **RIGHT)
-        box = (LEFT + (self.step - first) * pitch - 0.5, TOP - 5, pitch + 1, bottom - TOP + 21)
+        box = (LEFT + (self.step - self.first) * pitch - 0.5, TOP - 5, pitch + 1, bottom - TOP + 21)
         self.outline("cursor", box, rx=4, stroke_width=2.2)
 
     def _box(self, name: str, step: int, box: Box) -> None:

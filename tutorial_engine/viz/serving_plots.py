@@ -17,15 +17,10 @@ from tutorial_engine.viz.picture import Picture
 from tutorial_engine.viz.style import INK, QUIET, RULE, finish, house_style
 from tutorial_engine.viz.tokens import cut_label, written
 from tutorial_engine.viz.trace_rows import Life, Rows, rows
-from tutorial_engine.viz.words import listed, ms
+from tutorial_engine.viz.words import digits, listed, ms
 
 Line = Sequence[float | None]
 LABEL = 46  # letters of an axis' name in a line
-
-
-def _digits(value: float) -> str:
-    """Three digits at least where there are so many: 8.5, 31.2, 1265."""
-    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
 
 
 @house_style()
@@ -124,8 +119,8 @@ def _way(pairs: Sequence[tuple[float, float]], x: Sequence[float]) -> str:
     (x0, first), (x1, last) = pairs[0], pairs[-1]
     at = [f" (at {a:g})" * (a != b) for a, b in ((x0, x[0]), (x1, x[-1]))]
     if len(pairs) == 1:
-        return f"{_digits(last)}{at[1]}"
-    return f"from {_digits(first)}{at[0]} to {_digits(last)}{at[1]}"
+        return f"{digits(last)}{at[1]}"
+    return f"from {digits(first)}{at[0]} to {digits(last)}{at[1]}"
 
 
 @house_style()
@@ -154,7 +149,7 @@ def throughput_latency(
             on_axis = not wide and y < 0.05 * max(times)
             up = 8 if on_axis else -8 * side
             ax.annotate(str(words), (x, y), (7 * side, up), textcoords="offset points", **at)
-        first, last = (f"{_digits(ys[j])} ms at {_digits(xs[j])} tok/s" for j in (0, -1))
+        first, last = (f"{digits(ys[j])} ms at {digits(xs[j])} tok/s" for j in (0, -1))
         told.append(
             f"“{name}” {f'goes from {first} to {last}' if len(points) > 1 else f'has {last}'}"
         )
@@ -168,9 +163,9 @@ def throughput_latency(
     if capacity is not None:
         ax.axvline(capacity, color=QUIET, linestyle=(0, (1, 2)), linewidth=1.8)
         at = {"xycoords": ax.get_xaxis_transform(), "textcoords": "offset points"}
-        words = f"full: {_digits(capacity)} tok/s"
+        words = f"full: {digits(capacity)} tok/s"
         ax.annotate(words, (capacity, 0.02), (-5, 0), fontsize=9.5, ha="right", **at)
-        told.append(f"counted by hand, it is full at {_digits(capacity)} tok/s")
+        told.append(f"counted by hand, it is full at {digits(capacity)} tok/s")
     numbers = f"numbers: {label}" if label else None
     ax.legend(loc="best", fontsize=9.5, title=numbers, title_fontsize=9.5, alignment="left")
     lines_across(ax)

@@ -25,7 +25,7 @@ from tutorial_engine.viz.parts import BOLD, FAINT, MARGIN, WIDTH, Sheet, part_of
 from tutorial_engine.viz.picture import Picture
 from tutorial_engine.viz.player import Frame
 from tutorial_engine.viz.request_look import cut_to, look
-from tutorial_engine.viz.tokens import token_label
+from tutorial_engine.viz.tokens import token_labels
 from tutorial_engine.viz.words import counted, say
 
 NEW_TOKENS = 6  # of each request, before the query that is watched
@@ -166,7 +166,7 @@ def record_softmax(
         layer,
         head,
         block_size,
-        tuple(token_label(tokenizer, token) for token in ids[:many]),
+        tuple(token_labels(tokenizer, ids[:many])),
         tuple(recorder.steps),
         tuple(recorder.returned.tolist()),
         tuple(recorder.whole.tolist()),

@@ -69,10 +69,14 @@ def share(p: float) -> str:
     return "100 %" if p >= 1 - 1e-9 else percent(p)
 
 
+def digits(value: float) -> str:
+    """Three digits at least where there are so many: 8.5, 31.2, 1265."""
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
+
+
 def ms(seconds: float) -> str:
-    """Seconds as milliseconds: three digits at least where there are so many. 8.5 ms, 1265 ms."""
-    value = seconds * 1000
-    return f"{value:.0f} ms" if value >= 100 else f"{value:.3g} ms"
+    """Seconds as milliseconds: 8.5 ms, 1265 ms."""
+    return f"{digits(seconds * 1000)} ms"
 
 
 def si(count: float) -> str:
