@@ -61,7 +61,10 @@ def _step(scene: Sheet, step: GpuStep, top: float, scale: float, busy: float) ->
         mark = LEFT + busy * scale
         style: Style = {"stroke": INK, "stroke_width": 1.6, "stroke_dasharray": "3 2"}
         scene.add(f"{name}.busy", "path", d=f"M{mark:.1f} {low}v{LANE}", **style, **DEAF)
-        scene.note(f"{name}.words", LEFT + wide + 8, low + 20, words, 12)
+        if LEFT + wide + 8 + text_width(words, 12) < RIGHT_END:
+            scene.note(f"{name}.words", LEFT + wide + 8, low + 20, words, 12)
+        else:  # on a GPU where a replayed step is nearly as long
+            _said(scene, f"{name}.words", LEFT + wide / 2, low, words)
         return
     parts = max(n for n in range(1, MOST_PARTS + 1) if step.launches % n == 0)
     each, work = wide / parts, wide / parts * step.busy / step.seconds
