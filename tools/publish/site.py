@@ -373,13 +373,7 @@ def beside(text: str) -> str:
     """A lesson's text, with its links to pages of docs/ and to other notebooks as the site's."""
     text = text.replace("](../docs/", "](../")
     text = re.sub(r'"\.\./docs/([\w-]+)\.md"', r'"../\1.html"', text)
-    return re.sub(
-        r"\]\((?:appendix/)?(\w+)\.ipynb\)",
-        lambda match: (
-            f"]({name_of(next(one for one in LESSONS if match[1] in one.notebook))}.ipynb)"
-        ),
-        text,
-    )
+    return re.sub(r"\]\((?:appendix/)?(\w+\.ipynb)\)", r"](\1)", text)
 
 
 def with_players(text: str, lesson: Lesson) -> str:
