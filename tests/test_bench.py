@@ -14,7 +14,6 @@ import pytest
 import torch
 from checkpoints import load_reference, save_random
 from engines import random_model
-from PIL import Image
 
 import tools.bench.__main__ as command
 from tools.bench import contenders, llama, memory, on_gpu, plots, race, record
@@ -257,16 +256,6 @@ def test_a_gpu_that_is_not_here_is_told(
     assert probe().peak_flops > 0, "its buffers are where it is told"
 
 
-def test_end_of_text_ends_no_run(theirs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    always_0 = torch.eye(1, 512)
-    model, asked = load_model(TINY), [Asked((5, 6), 4)]
-    assert model.config.eos_token_ids == (0,)
-    monkeypatch.setattr(model, "compute_logits", lambda x: always_0.repeat(len(x), 1))
-    monkeypatch.setattr(theirs.lm_head, "forward", lambda x: always_0.expand(1, 1, -1))
-    for one in (contenders.Ours(model), contenders.Transformers(theirs)):
-        assert tokens_of(one.serve(asked)) == [(0, 0, 0, 0)]
-
-
 def test_random_weights_of_a_shape_are_made_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -400,7 +389,7 @@ def test_a_step_is_timed_in_decode_without_a_forward() -> None:
 QUICK = ["--rounds", "1", "--new-tokens", "3"]
 
 
-def test_the_command_the_page_and_the_picture_say_what_was_measured(
+def test_the_command_and_the_page_say_what_was_measured(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Of a whole run, with everybody in it who is here."""
@@ -443,10 +432,6 @@ def test_the_command_the_page_and_the_picture_say_what_was_measured(
     assert figures["machine"]["processor"] in page and "--json docs/bench/a.json" in page
     for row in figures["rows"]:
         assert f"| ours | {1000 * row['seconds']['ours']:.3g} (" in page
-    picture = plots.bench_picture(figures)
-    assert picture.png == plots.bench_picture(figures).png
-    picture.save(tmp_path, "bench")
-    assert Image.open(tmp_path / "bench.png").width == 900
 
 
 def test_the_page_of_record_is_made_from_the_figures_beside_it() -> None:
@@ -492,12 +477,12 @@ def test_what_cannot_be_measured_is_refused(
     assert "pip install -e '.[notebooks]'" in capsys.readouterr().err
 
 
-def test_bars_and_caption_are_the_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bars_are_the_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     caught: list[Any] = []
     real = plots.finish
     monkeypatch.setattr(plots, "finish", lambda f, words: caught.extend(f.axes) or real(f, words))
     figures = record.stored()["qwen3-0.6b-float32-intel.json"]
-    caption = plots.bench_picture(figures).caption
+    plots.bench_picture(figures)
     decode, prefill = ([r for r in figures["rows"] if r["phase"] == p] for p in plots.PHASES)
     for ax, rows in zip(caught, (decode, prefill), strict=False):
         for bars in ax.containers:
@@ -510,9 +495,6 @@ def test_bars_and_caption_are_the_figures(monkeypatch: pytest.MonkeyPatch) -> No
     assert [one.patches[0].get_height() for one in caught[2].containers] == [*speeds.values()]
     looks = [bars.patches[0].get_hatch() for bars in caught[0].containers]
     assert len({*looks}) == len(looks) and looks[-1] is None, "they differ by more than colour"
-    assert "float32 on 2 threads of Intel" in caption and "medians of 3 rounds" in caption
-    ratio = speeds["ours"] / speeds["transformers"]
-    assert f"{ratio:.2f}× as many as from transformers" in caption
 
 
 def test_the_picture_is_written_or_the_reason_told(

@@ -82,15 +82,6 @@ def test_nobody_reads_what_the_map_before_has_left() -> None:
     assert slots and torch.isnan(dial.storage.k[:, sorted(slots)]).all()
 
 
-def test_larger_blocks_waste_more_and_need_shorter_tables() -> None:
-    waste = [at(position).mean_waste for position in (1, 2, 4, 8, ROWS)]
-    assert all(a < b for a, b in pairwise(waste))
-    entries = [at(size).total_entries for size in SIZES]
-    assert all(a > b for a, b in pairwise(entries)) and at(ROWS).total_entries == 2
-    assert at(1).peak_waste <= at(2).peak_waste < at(ROWS).peak_waste
-    assert at(ROWS).most_running == 2 < at(4).most_running
-
-
 def test_only_pages_find_tokens_and_only_whole_blocks() -> None:
     """With room for all; who is preempted finds its own blocks again, besides."""
     roomy = {point.position: point for point in points(256)}

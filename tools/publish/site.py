@@ -439,10 +439,10 @@ def localised(path: Path) -> str:
 def build(source: Path, out: Path) -> None:
     """Run Sphinx over the sources, from nothing. RuntimeError, with its words, for a warning."""
     shutil.rmtree(out, ignore_errors=True)
-    command = [sys.executable, "-m", "sphinx", "-b", "html", "-q", "-E", "-W", "--keep-going"]
+    options = "-b html -q -E -W --keep-going -j auto".split()
     trees = out.with_name(f"{out.name}-trees")
     done = subprocess.run(
-        [*command, "-d", str(trees), str(source), str(out)],
+        [sys.executable, "-m", "sphinx", *options, "-d", str(trees), str(source), str(out)],
         env=os.environ | {"PYTHONHASHSEED": "0", "SOURCE_DATE_EPOCH": "0"},
         capture_output=True,
         text=True,
