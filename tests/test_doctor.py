@@ -13,11 +13,9 @@ from checkpoints import edit_tensors
 from tutorial_engine.lab import doctor
 from tutorial_engine.lab.doctor import (
     GIB,
-    NEW_TOKENS,
-    PROMPT,
     Mark,
+    check_memory,
     check_requirements,
-    check_room,
     check_threads,
     free_memory,
     self_test,
@@ -32,7 +30,6 @@ def test_requirements_are_read_as_metadata_writes_them() -> None:
     findings = list(
         check_requirements(
             [
-                "torch>=1.0; extra == 'notebooks'",
                 "torch>=1.0",
                 "no-such-package>=1.0",
                 "tokenizers>=999",
@@ -45,23 +42,22 @@ def test_requirements_are_read_as_metadata_writes_them() -> None:
     )
     assert [(f.mark, f.what.split()[0]) for f in findings] == [
         (Mark.OK, "torch"),
-        (Mark.OK, "torch"),
         (Mark.FAIL, "no-such-package"),
         (Mark.FAIL, "tokenizers"),
         (Mark.WARN, "no-such-notebook"),
         (Mark.OK, "safetensors"),
     ]
-    assert "--upgrade 'tokenizers>=999'" in findings[3].fix
+    assert "--upgrade 'tokenizers>=999'" in findings[2].fix
 
 
-def test_room_is_judged_by_what_is_free(tmp_path: Path) -> None:
+def test_memory_is_judged_by_what_is_free(tmp_path: Path) -> None:
     for free, mark in (
         (None, Mark.OK),
         (4 * GIB, Mark.OK),
         (GIB * 3 // 4, Mark.WARN),
         (9, Mark.FAIL),
     ):
-        finding = check_room("memory", free, GIB, "close other programs")
+        finding = check_memory(free)
         assert finding.mark == mark and finding.what.startswith("memory: ")
         assert bool(finding.fix) == (mark != Mark.OK)
     meminfo = tmp_path / "meminfo"
@@ -78,13 +74,6 @@ def test_threads_and_a_containers_share_of_the_cores(tmp_path: Path) -> None:
     for text, cores in (("50000 100000", 1), ("max 100000", all_cores)):
         share.write_text(text + "\n")
         assert usable_cores(share) == cores
-
-
-def test_shipped_model_passes() -> None:
-    findings = list(self_test(TINY))
-    assert {finding.mark for finding in findings} == {Mark.OK}, findings
-    told = " | ".join(finding.what for finding in findings)
-    assert PROMPT in told and f"{NEW_TOKENS} tokens in " in told and "logits agree" in told
 
 
 def test_model_that_does_not_fit_its_tokenizer_or_holds_no_numbers_fails(

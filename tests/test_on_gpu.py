@@ -1,6 +1,5 @@
 """Launches counted without a GPU, a profiler's events, and the figures that are told."""
 
-import json
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,16 +9,13 @@ from torch.autograd import DeviceType
 
 from tools.bench.record import FOLDER, gpu_page
 from tutorial_engine.lab.on_gpu import (
-    NUM_SERVED,
     ONE_BY_ONE,
-    SERVING,
     count_launches,
     launches_and_work,
     launches_of_layer,
     profile_step,
 )
 from tutorial_engine.learn.checks_a2 import GpuMemory
-from tutorial_engine.viz import gpu_timeline, serving_picture
 
 SHAPE = {
     **{"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 5},
@@ -76,21 +72,8 @@ def test_without_a_gpu_nothing_is_measured(monkeypatch: pytest.MonkeyPatch) -> N
         profile_step(lambda: None)
 
 
-def test_captions_follow_from_the_figures() -> None:
-    caption = gpu_timeline(ONE_BY_ONE, ONE_BY_ONE._replace(what="again", seconds=7e-3)).caption
-    assert "741 launches in 14.0 ms are one in 18.9 µs" in caption and "2.0 times less" in caption
-    told = serving_picture({"a": 10, "b": 4}, SERVING[:2]).caption
-    assert told.startswith("A step has 10 launches")
-    assert "1.0× as many as that of “transformers" in told
-
-
-def test_the_page_has_every_figure() -> None:
-    page = gpu_page()
-    assert page == (FOLDER / "gpu.md").read_text(encoding="utf-8")
-    for one in SERVING:
-        assert f"| {one.what} | {one.first:,.0f} | {one.second:,.0f} |" in page
-    assert f"{NUM_SERVED} ragged requests" in page and "741 launches" in page
-    assert json.dumps(page).isprintable()
+def test_the_page_is_made_from_the_figures() -> None:
+    assert gpu_page() == (FOLDER / "gpu.md").read_text(encoding="utf-8")
 
 
 def test_a_place_is_given_away_when_nobody_knows_its_tensor() -> None:

@@ -34,11 +34,8 @@ from tutorial_engine.lab.one_forward import (
 from tutorial_engine.lab.roofline import (
     Roofline,
     bandwidth_probe,
-    decode_floor,
     forward_bytes,
     forward_flops,
-    measure_bandwidth,
-    measure_peak_flops,
     weight_bytes,
 )
 from tutorial_engine.lab.sizing import Plan, Sizes
@@ -89,21 +86,6 @@ def test_flops_are_those_that_pytorch_counts(
     assert forward_flops(config, new, context, logits) == counted - skipped
 
 
-def test_attention_pairs_by_hand() -> None:
-    per_pair = 3 * 4 * 4 * 16  # layers · 4 · heads · head_dim
-    one = forward_flops(UNTIED, 1, 0)
-    assert forward_flops(UNTIED, 1, 10) - one == 10 * per_pair
-    # three new tokens after two see 3 + 4 + 5 = 12 keys, one alone sees 1
-    linears = one - per_pair - 2 * 97 * 48
-    assert forward_flops(UNTIED, 3, 2) == 3 * linears + 12 * per_pair + 2 * 97 * 48
-
-
-def test_a_prefill_in_two_parts_costs_what_it_costs_in_one() -> None:
-    whole = forward_flops(UNTIED, 12, 0, num_logits=0)
-    parts = forward_flops(UNTIED, 5, 0, num_logits=0) + forward_flops(UNTIED, 7, 5, num_logits=0)
-    assert whole == parts
-
-
 @config_of
 def test_bytes_are_those_of_the_models_own_tensors(config: ModelConfig) -> None:
     model = Qwen3ForCausalLM(config).draw_weights().bfloat16()
@@ -127,33 +109,6 @@ def test_released_model_has_its_known_numbers() -> None:
     assert forward_flops(QWEN3_06B, 1) == pytest.approx(2 * 596_049_920, rel=1e-3)
 
 
-def test_decode_is_limited_by_memory_and_prefill_by_arithmetic() -> None:
-    machine = Roofline(bandwidth=50e9, peak_flops=200e9)
-    assert machine.ridge == 4
-    decode = forward_flops(QWEN3_06B, 1, 128) / forward_bytes(QWEN3_06B, 1, 128, 4)
-    prefill = forward_flops(QWEN3_06B, 128) / forward_bytes(QWEN3_06B, 128, 0, 4)
-    assert 0.4 < decode < 0.6 < machine.ridge < prefill  # FLOPs per byte
-
-
-def test_floor_is_bytes_over_bandwidth() -> None:
-    assert decode_floor(1_200, 400.0) == 3.0
-    with pytest.raises(ValueError, match=r"above 0 bytes per second, got 0"):
-        decode_floor(1, 0)
-
-
-@pytest.mark.parametrize(
-    ("args", "told"),
-    [
-        ((0,), "num_tokens must be a whole number of at least 1, got 0"),
-        ((1, -1), "context_len must be at least 0, got -1"),
-        ((2, 0, 3), "num_logits must be from 0 to num_tokens=2, got 3"),
-    ],
-)
-def test_impossible_forwards_are_refused(args: tuple[int, ...], told: str) -> None:
-    with pytest.raises(ValueError, match=told):
-        forward_flops(UNTIED, *args)
-
-
 def test_bandwidth_is_bytes_over_seconds_of_the_fastest_way(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -164,16 +119,11 @@ def test_bandwidth_is_bytes_over_seconds_of_the_fastest_way(
 
 
 def test_measuring_takes_the_best_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    speeds: Iterator[float] = iter([9.0, 1.0, 5.0, 3.0])
-    monkeypatch.setattr(roofline, "bandwidth_probe", lambda size: lambda: next(speeds))
-    assert measure_bandwidth(passes=3) == 9.0
-    with pytest.raises(StopIteration):
-        measure_bandwidth(passes=1)
-
-
-def test_dtypes_that_a_processor_cannot_multiply_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"got torch\.float16"):
-        measure_peak_flops(torch.float16)
+    speeds: Iterator[float] = iter([1.0, 9.0, 5.0, 3.0])
+    monkeypatch.setattr(roofline, "bandwidth_probe", lambda *_: lambda: next(speeds))
+    monkeypatch.setattr(roofline, "flops_probe", lambda *_: lambda: 2.0)
+    assert roofline.roofline_probe(passes=3)() == Roofline(9.0, 2.0)
+    assert list(speeds) == [], "one that warms up, and three"
 
 
 def test_flops_probe_counts_its_own_matmul(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -233,8 +183,8 @@ def test_limits_that_a_forward_seems_to_beat_are_measured_again(
     """The forward takes a millisecond; `found` are the bandwidths that are measured, in turn."""
     work, left = Work(1, 1, 4), [*found]
     monkeypatch.setattr(one_forward, "best_seconds", lambda ways, repeat: [1e-3])
-    monkeypatch.setattr(one_forward, "measure_peak_flops", lambda dtype: 1e30)
-    monkeypatch.setattr(one_forward, "measure_bandwidth", lambda: left.pop(0))
+    measured = lambda *_, **__: lambda: Roofline(left.pop(0), 1e30)  # noqa: E731
+    monkeypatch.setattr(one_forward, "roofline_probe", measured)
     roof, took = against_the_roof(model, {"a": work})
     assert not left and roof == Roofline(max(found), 1e30) and took == {"a": 1e-3}
     assert (took["a"] >= floor(model.config, work, roof)) == (1e30 in found)
@@ -279,8 +229,6 @@ def test_parameters_and_cache_are_those_of_transformers(config: PretrainedConfig
     ("changes", "kv_heads", "head_dim"),
     [
         ({"num_key_value_heads": ...}, 6, 8),  # the first Llamas do not state it
-        ({"num_key_value_heads": None}, 6, 8),
-        ({}, 2, 8),
         ({"head_dim": 32}, 2, 32),
         ({"head_dim": None}, 2, 8),
         ({"model_type": "qwen3"}, 2, 128),
@@ -296,9 +244,8 @@ def test_what_a_file_leaves_out(changes: dict[str, Any], kv_heads: int, head_dim
 @pytest.mark.parametrize(
     ("names", "dtype"),
     [
-        ({"torch_dtype": "bfloat16"}, torch.bfloat16),
-        ({"torch_dtype": ..., "dtype": "float32"}, torch.float32),
         ({"torch_dtype": "torch.float16"}, torch.float16),
+        ({"torch_dtype": ..., "dtype": "float32"}, torch.float32),
         ({"torch_dtype": ...}, None),
     ],
 )
@@ -310,9 +257,7 @@ def test_dtype_has_two_names_and_may_be_missing(names: dict[str, Any], dtype: An
     ("changes", "said"),
     [
         ({"num_hidden_layers": ...}, "num_hidden_layers is missing: add it, .*number of layers"),
-        ({"vocab_size": None}, "vocab_size is missing: add it"),
         ({"model_type": "gpt2"}, "model_type is 'gpt2': .*llama, mistral, qwen2, qwen3"),
-        ({"model_type": ...}, "model_type is None: .*write that name"),
         ({"num_local_experts": 8}, "num_local_experts is 8: .*dense"),
         ({"kv_lora_rank": 512}, "kv_lora_rank is 512: .*compressed"),
         ({"quantization_config": {"bits": 4}}, "quantization_config is .*remove the field"),
@@ -321,11 +266,6 @@ def test_dtype_has_two_names_and_may_be_missing(names: dict[str, Any], dtype: An
         ({"layer_types": ["sliding_attention"]}, "Remove sliding_window"),
         ({"model_type": "qwen2", "num_key_value_heads": ...}, "num_key_value_heads is .*it is 6"),
         ({"hidden_size": 50}, "head_dim is missing, .*50 / .*6 is no whole number: add head_dim"),
-        ({"hidden_size": "many"}, "'many'.*add head_dim"),
-        (
-            {"num_attention_heads": 5, "head_dim": 8},
-            r"num_attention_heads \(5\) must be a multiple",
-        ),
         ({"torch_dtype": "int4"}, "dtype is 'int4': it must be one of bfloat16"),
     ],
 )
@@ -338,7 +278,6 @@ def test_what_would_be_counted_wrongly_is_refused(changes: dict[str, Any], said:
     ("text", "said"),
     [
         ("", "not valid JSON.*Paste the whole file"),
-        ('{"a": 1,', "not valid JSON"),
         ("[1]", "but a list"),
     ],
 )
@@ -400,15 +339,6 @@ def test_the_slower_limit_decides() -> None:
     assert slow_cores.prefill().arithmetic > 15 * slow_cores.decode(1).arithmetic
 
 
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"context_len": 0}, "context_len"),
-        ({"context_len": 65}, "65 tokens is longer than max_position_embeddings, 64"),
-        ({"fraction": 1.5}, "fraction must be"),
-        ({"roofline": Roofline(0.0, 1.0)}, "bandwidth must be above 0"),
-    ],
-)
-def test_impossible_plans_are_refused(changes: dict[str, Any], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
-        plan(Sizes.from_json(changed()), **changes)
+def test_a_context_that_the_model_has_not_is_refused() -> None:
+    with pytest.raises(ValueError, match="65 tokens is longer than max_position_embeddings, 64"):
+        plan(Sizes.from_json(changed()), context_len=65)

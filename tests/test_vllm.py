@@ -18,11 +18,10 @@ from tutorial_engine.trace.events import (
     Event,
     Finished,
     FreeQueue,
-    Preempted,
     TokenSampled,
     Trace,
 )
-from tutorial_engine.trace.history import Replay, history
+from tutorial_engine.trace.history import Replay
 from tutorial_engine.viz import block_view, places, timeline
 from tutorial_engine.viz.block_facts import BlockRun
 from tutorial_engine.viz.recorded import labels
@@ -48,21 +47,6 @@ def tokens(trace: Trace) -> dict[str, list[int]]:
     return found
 
 
-def plan(trace: Trace, number: int) -> dict[str, int]:
-    step = list(history(trace))[number]
-    return {name: len(event.slots) for name, event in step.scheduled.items()}
-
-
-def test_runs_are_whole_and_small(run: Trace) -> None:
-    replay = Replay()
-    for event in run.events:
-        replay.apply(event)
-    assert not replay.state.unfinished().requests and not any(replay.ref_cnts.values())
-    assert len(list(history(run))) == run.num_steps > 0
-    times = [event.time for event in run.events]
-    assert times == sorted(times) and times[0] >= 0
-
-
 def test_the_queue_of_free_blocks_is_vllms_own(run: Trace) -> None:
     """It was read in vLLM after each step; ours, which follows from the other events, equals it."""
     queues, num_blocks = of(run, FreeQueue), int(run.settings["num_blocks"] or 0)
@@ -73,17 +57,6 @@ def test_the_queue_of_free_blocks_is_vllms_own(run: Trace) -> None:
             assert ours.free_queue(num_blocks) == event.blocks
         else:
             ours.apply(event)
-
-
-def test_runs_show_what_they_promise() -> None:
-    assert NAMES == ["burst", "came_back", "long_prompt", "small_pool"]
-    burst = {e.request_id: e.num_cached for e in of(recorded_run("burst"), Admitted)}
-    assert burst == {"r0": 0, "r1": 64, "r2": 32, "r3": 64}
-    assert plan(recorded_run("burst"), 0).keys() == {"r0", "r1", "r2"}, "found in the same step"
-    assert [e.request_id for e in of(recorded_run("small_pool"), Preempted)] == ["r2"]
-    beside = [plan(recorded_run("long_prompt"), number) for number in range(5, 9)]
-    assert [step["L"] for step in beside] == [29, 29, 29, 19], "in pieces, and nobody waits for it"
-    assert all({"A", "B", "C"} <= step.keys() for step in beside)
 
 
 class ToTheEnd(BlockManager):

@@ -92,13 +92,6 @@ def for_one_on_gpu(session: Session) -> Field:
     return on_gpu.with_ours((everyone, notes), contenders.OurStream, session.ours, longest)
 
 
-def for_many_on_gpu(session: Session, requests: Sequence[Asked]) -> Field:
-    """Everyone on a GPU, for the ragged workload."""
-    everyone, notes = for_many_requests(session, requests)
-    del everyone[OURS]
-    return on_gpu.with_ours((everyone, notes), contenders.OurServer, session.ours, requests)
-
-
 def for_many_requests(session: Session, requests: Sequence[Asked]) -> Field:
     """Everyone for the ragged workload, over the same weights."""
     continuous = contenders.ContinuousTransformers(session.theirs, requests)
@@ -171,7 +164,7 @@ def serve(session: Session, requests: Sequence[Asked]) -> dict[str, Any]:
     ragged = memory.race_layouts(session.ours, requests, rounds)
     num_shared = min(max(len(requests) // 2, 2), memory.SHARING)
     prefix = memory.race_prefix_cache(session.ours, num_shared, rounds)
-    part = memory.shape_for_long_contexts(session.ours.dtype)
+    part = memory.part_of_shape(session.ours.dtype)
     long = memory.measure_long_context(part, memory.BATCH, memory.CONTEXT, session.args.rounds)
     costs = [memory.measure_step_cost(running) for running in memory.RUNNING]
     account = {
@@ -186,7 +179,9 @@ def serve(session: Session, requests: Sequence[Asked]) -> dict[str, Any]:
 
 def serve_on_gpu(session: Session, requests: Sequence[Asked]) -> dict[str, Any]:
     """The ragged race on a GPU: all of it once, which is the first run, and then in rounds."""
-    everyone, notes = for_many_on_gpu(session, requests)
+    everyone, notes = for_many_requests(session, requests)
+    del everyone[OURS]
+    on_gpu.with_ours((everyone, notes), contenders.OurServer, session.ours, requests)
     print()
     _tell(notes)
     first = race(everyone, requests, 1, {CONTINUOUS}, warm_up=False)

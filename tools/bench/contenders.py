@@ -6,8 +6,9 @@ transformers is imported inside functions.
 
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,6 +19,7 @@ from tools.bench.race import Answer, Asked, Tokens, longest_request
 from tutorial_engine.cache.memory import KVMemory
 from tutorial_engine.engine.engine import EngineConfig, LLMEngine
 from tutorial_engine.engine.generate import stream
+from tutorial_engine.engine.request import RequestOutput
 from tutorial_engine.lab.sizing import QWEN3_06B
 from tutorial_engine.model.checkpoint import TINY
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
@@ -28,6 +30,17 @@ STEP_TOKENS = 512  # tokens per forward: ours and that of transformers' schedule
 PATIENCE = 1.0  # seconds between two looks at whether another engine's thread still lives
 
 
+def stamped(stream: Callable[..., Iterator[RequestOutput]], request: Asked) -> Answer:
+    """One request through a stream of ours, each token stamped when it comes."""
+    params = SamplingParams(max_tokens=request.new_tokens, ignore_eos=True)
+    seconds, token_ids = [], list[int]()
+    began = time.perf_counter()
+    for output in stream([request.prompt], params):
+        seconds.append(time.perf_counter() - began)
+        token_ids = output.outputs[0].token_ids
+    return Answer(tuple(token_ids), tuple(seconds))
+
+
 class Ours:
     """This engine for one request at a time: the plain loop of notebook 02, on rows."""
 
@@ -35,17 +48,7 @@ class Ours:
         self.model = model
 
     def serve(self, requests: Sequence[Asked]) -> Sequence[Answer]:
-        return [self._answer(request) for request in requests]
-
-    def _answer(self, request: Asked) -> Answer:
-        params = SamplingParams(max_tokens=request.new_tokens, ignore_eos=True)
-        seconds = []
-        began = time.perf_counter()
-        token_ids: list[int] = []
-        for output in stream(self.model, [request.prompt], params):
-            seconds.append(time.perf_counter() - began)
-            token_ids = output.outputs[0].token_ids
-        return Answer(tuple(token_ids), tuple(seconds))
+        return [stamped(partial(stream, self.model), request) for request in requests]
 
 
 class OurServer:
@@ -65,19 +68,10 @@ class OurServer:
 
 
 class OurStream(OurServer):
-    """This engine for one request at a time, each of whose tokens is stamped when it comes."""
+    """This engine for one request at a time."""
 
     def serve(self, requests: Sequence[Asked]) -> Sequence[Answer]:
-        return [self._answer(request) for request in requests]
-
-    def _answer(self, request: Asked) -> Answer:
-        params = SamplingParams(max_tokens=request.new_tokens, ignore_eos=True)
-        seconds, token_ids = [], list[int]()
-        began = time.perf_counter()
-        for output in self.engine.stream([request.prompt], params):
-            seconds.append(time.perf_counter() - began)
-            token_ids = output.outputs[0].token_ids
-        return Answer(tuple(token_ids), tuple(seconds))
+        return [stamped(self.engine.stream, request) for request in requests]
 
 
 def serving_config(requests: Sequence[Asked], cuda_graphs: bool = True) -> EngineConfig:

@@ -45,9 +45,7 @@ def why_not() -> str:
         for package in PACKAGES:
             importlib.import_module(package)
     except (ImportError, OSError, RuntimeError) as error:  # the latter two: its shared library
-        absent = isinstance(error, ModuleNotFoundError)
-        reason = "not installed" if absent else f"cannot be imported ({error})"
-        return f"{NAME}: {reason}, skipped (python -m pip install llama-cpp-python gguf)"
+        return f"{NAME}: {error}, skipped (python -m pip install llama-cpp-python gguf)"
     return ""
 
 

@@ -134,13 +134,14 @@ class LongContext(NamedTuple):
     samples: dict[str, list[float]]
 
 
-def part_of(shape: dict[str, Any], layers: int, dtype: torch.dtype) -> Qwen3ForCausalLM:
-    """Random weights in that shape, with fewer layers and a vocabulary smaller by as much.
+def part_of_shape(dtype: torch.dtype) -> Qwen3ForCausalLM:
+    """Random weights in SHAPE, with fewer layers and a vocabulary smaller by as much.
 
     So a step's time divides among layers, head and attention as it does in the whole model.
     """
-    vocab = shape["vocab_size"] * layers // shape["num_hidden_layers"]
-    changes = {"model_type": "qwen3", "num_hidden_layers": layers, "vocab_size": vocab}
+    shape = SHAPES[SHAPE]
+    vocab = shape["vocab_size"] * LAYERS // shape["num_hidden_layers"]
+    changes = {"model_type": "qwen3", "num_hidden_layers": LAYERS, "vocab_size": vocab}
     torch.manual_seed(0)
     model = Qwen3ForCausalLM(ModelConfig.from_dict({**shape, **changes})).draw_weights()
     model.to(dtype).requires_grad_(False).eval()
@@ -285,8 +286,3 @@ def measure_step_cost(running: int, steps: int = STEPS) -> dict[str, Any]:
         samples.append(1e6 * (time.perf_counter() - began) / running)
         assert len(results) == running, f"{len(results)} of {running} requests got a token"
     return {"running": running, "step": statistics.median(samples), "samples": samples}
-
-
-def shape_for_long_contexts(dtype: torch.dtype) -> Qwen3ForCausalLM:
-    """The model of the decode step over long contexts."""
-    return part_of(SHAPES[SHAPE], LAYERS, dtype)

@@ -12,7 +12,7 @@ import torch
 
 from tools.bench.race import PEER, Race
 from tutorial_engine.lab.doctor import installed_version, processor_name
-from tutorial_engine.lab.roofline import decode_floor, forward_bytes, forward_flops, weight_bytes
+from tutorial_engine.lab.roofline import forward_bytes, forward_flops, weight_bytes
 from tutorial_engine.model.config import ModelConfig
 
 OURS, LLAMA = "ours", "llama.cpp"
@@ -54,8 +54,8 @@ def one_request(config: ModelConfig, itemsize: int, result: Race) -> dict[str, l
         return {**found, "floors": [], "rooflines": []}
     bandwidth, peak = result.roofline
     weights = weight_bytes(config, itemsize)
-    moved = decode_floor(forward_bytes(config, 1, context, itemsize), bandwidth)
-    compute, read = forward_flops(config, context) / peak, decode_floor(weights, bandwidth)
+    moved = forward_bytes(config, 1, context, itemsize) / bandwidth
+    compute, read = forward_flops(config, context) / peak, weights / bandwidth
     floors = [
         {
             "phase": row["phase"],

@@ -34,10 +34,7 @@ TAG = "figure-"
 MOVES, MOVING = "pages", "moving"  # the player that the readme shows, and how its files are called
 BEGINS = 9  # there the block tables cross; the last step is left out, for its pool is empty
 PHONE = (312, 56, 446, 362)  # tables and pool, when they are as near as this leaves them:
-LINES, SHORTER = (
-    (352, 556),
-    120,
-)  # from where to where lines lead; by how much a phone's are shorter
+LINES, SHORTER = (352, 556), 120  # from where to where lines lead; how much shorter a phone's are
 DARK = {"02_transplant", "03_places", "05_leak"}  # which the readme shows on dark pages, too
 
 

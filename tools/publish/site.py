@@ -373,13 +373,7 @@ def beside(text: str) -> str:
     """A lesson's text, with its links to pages of docs/ and to other notebooks as the site's."""
     text = text.replace("](../docs/", "](../")
     text = re.sub(r'"\.\./docs/([\w-]+)\.md"', r'"../\1.html"', text)
-    return re.sub(
-        r"\]\((?:appendix/)?(\w+)\.ipynb\)",
-        lambda match: (
-            f"]({name_of(next(one for one in LESSONS if match[1] in one.notebook))}.ipynb)"
-        ),
-        text,
-    )
+    return re.sub(r"\]\((?:appendix/)?(\w+\.ipynb)\)", r"](\1)", text)
 
 
 def with_players(text: str, lesson: Lesson) -> str:
@@ -445,10 +439,10 @@ def localised(path: Path) -> str:
 def build(source: Path, out: Path) -> None:
     """Run Sphinx over the sources, from nothing. RuntimeError, with its words, for a warning."""
     shutil.rmtree(out, ignore_errors=True)
-    command = [sys.executable, "-m", "sphinx", "-b", "html", "-q", "-E", "-W", "--keep-going"]
+    options = "-b html -q -E -W --keep-going -j auto".split()
     trees = out.with_name(f"{out.name}-trees")
     done = subprocess.run(
-        [*command, "-d", str(trees), str(source), str(out)],
+        [sys.executable, "-m", "sphinx", *options, "-d", str(trees), str(source), str(out)],
         env=os.environ | {"PYTHONHASHSEED": "0", "SOURCE_DATE_EPOCH": "0"},
         capture_output=True,
         text=True,

@@ -10,6 +10,7 @@ import html
 import re
 import struct
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -313,6 +314,7 @@ def merged(found: Iterator[Slide]) -> list[Slide]:
     return kept
 
 
+@cache
 def slides_of(name: str) -> list[Slide]:
     """The slides of a lesson. FileNotFoundError where it was not built."""
     both = [nbformat.read(target(name, solved), as_version=4) for solved in (False, True)]

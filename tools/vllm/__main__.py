@@ -32,15 +32,8 @@ def decide_again(seed: int, count: int) -> tuple[str, list[str]]:
     """Record `count` runs of vLLM and compare → a sentence, and what differs."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "runs.json")
-        command: list[str | Path] = [
-            environment.PYTHON,
-            "-P",
-            SCRIPT,
-            TINY,
-            file,
-            str(seed),
-            str(count),
-        ]
+        options = (SCRIPT, TINY, file, str(seed), str(count))
+        command: list[str | Path] = [environment.PYTHON, "-P", *options]
         done = subprocess.run(
             command, env=environment.settings(1), capture_output=True, text=True, check=False
         )

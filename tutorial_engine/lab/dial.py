@@ -90,13 +90,8 @@ class Dial:
         budget: int = 64,
         tokenizer: Tokenizer | None = None,
     ) -> None:
-        if max_len < 1 or num_slots < 1 or num_slots % max_len or not arrivals:
-            raise ValueError(
-                f"{num_slots} slots must make whole rows of max_len={max_len}, for one request at "
-                f"least; got {len(arrivals)}"
-            )
-        if any(arrival.params.n > 1 for arrival in arrivals):
-            raise ValueError("the dial compares one continuation a prompt: give params with n=1")
+        if num_slots % max_len:
+            raise ValueError(f"{num_slots} slots must make whole rows of max_len={max_len}")
         self.model, self.arrivals, self.tokenizer = model, list(arrivals), tokenizer
         self.max_len = max_len
         self.config = EngineConfig(
@@ -125,8 +120,7 @@ class Dial:
             config = self.model.config
             rope = RotaryEmbedding(config.head_dim, config.rope_theta).to(self.model.device)
             return CellKVCache(self.storage, rope, trace)
-        if isinstance(position, str):
-            raise ValueError(f"the dial has block sizes, {ROWS!r} and {CELLS!r}; got {position!r}")
+        assert isinstance(position, int), f"a block size, {ROWS!r} or {CELLS!r}"
         return PagedKVCache(self.storage, position, max_len=self.max_len, trace=trace)
 
     def at(self, position: Position) -> DialPoint:
@@ -193,10 +187,9 @@ def sharing(
     """Requests A, B, ... of unequal lengths, one each `gap` seconds, most with the same prefix.
 
     Each `every`-th begins otherwise. `tails` and `outputs` bound the tokens behind the prefix and
-    the new ones. ValueError for fewer than one request or more than 26.
+    the new ones.
     """
-    if not 1 <= num_requests <= 26:
-        raise ValueError(f"num_requests must be 1 .. 26, a letter each; got {num_requests}")
+    assert num_requests <= 26, "a letter for each"
     draw, arrivals = random.Random(0), []
     for i in range(num_requests):
         tail = draw.choices(range(1, vocab_size), k=draw.randint(*tails))

@@ -9,7 +9,6 @@ import importlib.metadata
 import os
 import platform
 import re
-import shutil
 import subprocess
 import sys
 import time
@@ -106,12 +105,14 @@ def _numbers(version: str) -> list[int]:
     return [int(number) for number in re.findall(r"\d+", version)[:2]]
 
 
-def check_room(what: str, free: int | None, needed: int, fix: str) -> Finding:
-    """Whether there are so many bytes of something; unknown is no reason to worry."""
-    told = f"{what}: {'unknown' if free is None else f'{free / GIB:.1f} GiB'} free"
-    if free is None or free >= needed:
-        return Finding(Mark.OK, told)
-    return Finding(Mark.FAIL if free < needed // 4 else Mark.WARN, told, fix)
+def check_memory(free: int | None) -> Finding:
+    """Whether so many bytes are enough; unknown is no reason to worry."""
+    if free is None or free >= GIB:
+        told = "unknown" if free is None else f"{free / GIB:.1f} GiB"
+        return Finding(Mark.OK, f"memory: {told} free")
+    close = "close other programs; a notebook needs 1 GiB"
+    mark = Mark.FAIL if free < GIB // 4 else Mark.WARN
+    return Finding(mark, f"memory: {free / GIB:.1f} GiB free", close)
 
 
 def check_threads(threads: int, cores: int) -> Finding:
@@ -201,10 +202,7 @@ def examine(folder: Path | None = None) -> Iterator[Finding]:
         yield from check_requirements(importlib.metadata.requires("tutorial-engine") or ())
     except importlib.metadata.PackageNotFoundError:
         yield Finding(Mark.WARN, "tutorial-engine runs, but is not installed", INSTALL)
-    close = "close other programs; a notebook needs 1 GiB"
-    yield check_room("memory", free_memory(), GIB, close)
-    full = "make room: notebooks cannot be saved on a full disk"
-    yield check_room("disk", shutil.disk_usage(Path(__file__).parent).free, GIB // 2, full)
+    yield check_memory(free_memory())
     try:
         from tutorial_engine.model.checkpoint import TINY
 

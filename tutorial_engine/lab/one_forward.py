@@ -21,8 +21,7 @@ from tutorial_engine.lab.roofline import (
     Roofline,
     forward_bytes,
     forward_flops,
-    measure_bandwidth,
-    measure_peak_flops,
+    roofline_probe,
     weight_bytes,
 )
 from tutorial_engine.model.batch import Batch
@@ -162,19 +161,13 @@ def against_the_roof(
     """
     ways = [ready(model, work) for work in works.values()]
     took = dict(zip(works, best_seconds(ways, repeat), strict=True))
-    roof = _limits(model.dtype)
+    roof = roofline_probe(model.dtype, passes=5)()
     for _ in range(AGAIN):
         if all(took[name] >= floor(model.config, works[name], roof) for name in works):
             break
-        again = _limits(model.dtype)
-        roof = Roofline(
-            max(roof.bandwidth, again.bandwidth), max(roof.peak_flops, again.peak_flops)
-        )
+        again = roofline_probe(model.dtype, passes=5)()
+        roof = Roofline(*map(max, zip(roof, again, strict=True)))
     return roof, took
-
-
-def _limits(dtype: torch.dtype) -> Roofline:
-    return Roofline(measure_bandwidth(), measure_peak_flops(dtype))
 
 
 def floor(config: ModelConfig, work: Work, roof: Roofline) -> float:

@@ -11,7 +11,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from tutorial_engine.checks import at_least_one
 from tutorial_engine.model.config import ModelConfig
 from tutorial_engine.model.fast import PackedLinear, fast_twin
 from tutorial_engine.model.layers import Linear
@@ -46,7 +45,7 @@ def forward_flops(
     Linears 2 · weights per token, the head for num_logits rows only; attention 4 · heads · head_dim
     per query-key pair that the causal mask allows. Norms, RoPE, softmax (under 1 %) are left out.
     """
-    _check(num_tokens, context_len, num_logits)
+    assert num_tokens >= 1 and context_len >= 0 and 0 <= num_logits <= num_tokens
     head = config.vocab_size * config.hidden_size
     pairs = num_tokens * context_len + num_tokens * (num_tokens + 1) // 2
     per_pair = 4 * config.num_attention_heads * config.head_dim  # q kᵀ, then weights · v
@@ -62,7 +61,7 @@ def forward_bytes(
     Every weight once, num_tokens rows of the embedding, K and V of context_len cached tokens read,
     those of the new ones written. Activations stay in the processor's caches and are left out.
     """
-    _check(num_tokens, context_len)
+    assert num_tokens >= 1 and context_len >= 0
     embedded = num_tokens * config.hidden_size
     kv = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim
     moved = embedded + kv * (context_len + num_tokens)
@@ -71,30 +70,11 @@ def forward_bytes(
 
 def weight_bytes(config: ModelConfig, itemsize: int = 4) -> int:
     """Bytes of all weights that a forward reads: the head, but of the embedding only rows."""
-    at_least_one("itemsize", itemsize)
     norms = 2 * config.hidden_size + 2 * config.head_dim
     heads = config.num_attention_heads + 2 * config.num_key_value_heads
     biases = (heads * config.head_dim + config.hidden_size) * config.attention_bias
     layers = config.num_hidden_layers * (_linear_weights(config) + norms + biases)
     return itemsize * (layers + config.hidden_size + config.vocab_size * config.hidden_size)
-
-
-def decode_floor(num_bytes: int, bandwidth: float) -> float:
-    """Seconds that a decode step cannot beat: what it must read, at the memory's full speed."""
-    if not bandwidth > 0:
-        raise ValueError(f"bandwidth must be above 0 bytes per second, got {bandwidth}")
-    return num_bytes / bandwidth
-
-
-def measure_bandwidth(num_bytes: int = BUFFER_BYTES, passes: int = 5) -> float:
-    """Bytes per second that all threads together read from main memory: the best of some passes."""
-    probe = bandwidth_probe(num_bytes)
-    return _best(probe, passes)
-
-
-def measure_peak_flops(dtype: torch.dtype = torch.float32, passes: int = 5) -> float:
-    """FLOP/s of a large matmul in the engine's own Linear: the best of some passes."""
-    return _best(flops_probe(dtype), passes)
 
 
 def roofline_probe(
@@ -114,7 +94,6 @@ def bandwidth_probe(num_bytes: int = BUFFER_BYTES, device: str = "cpu") -> Calla
     The ways: `sum`, and a prepacked Linear at one row, which is what a decode step does. On a quiet
     machine they differ by a few percent, and which one wins differs from processor to processor.
     """
-    at_least_one("num_bytes", num_bytes)
     # ones, for memory that was only ever zeroed may not be there yet
     buffer = torch.ones(max(1, num_bytes // 4 // ROW), ROW, device=device)
     ways: list[Callable[[], Tensor]] = [buffer.sum]
@@ -125,21 +104,11 @@ def bandwidth_probe(num_bytes: int = BUFFER_BYTES, device: str = "cpu") -> Calla
 
 
 def flops_probe(dtype: torch.dtype = torch.float32, device: str = "cpu") -> Callable[[], float]:
-    """A function that runs one large matmul → FLOP/s. ValueError for a dtype it is too slow in."""
-    if dtype not in (torch.float32, torch.bfloat16):
-        raise ValueError(f"dtype must be torch.float32 or torch.bfloat16, got {dtype}")
+    """A function that runs one large matmul → FLOP/s."""
     rows, columns, out = MATMUL if device == "cpu" else MATMUL_ON_GPU
     linear = _linear(torch.ones(out, columns, dtype=dtype, device=device))
     x = torch.ones(rows, columns, dtype=dtype, device=device)
     return lambda: 2 * rows * columns * out / _seconds(lambda: linear(x))
-
-
-def _check(num_tokens: int, context_len: int, num_logits: int = 1) -> None:
-    at_least_one("num_tokens", num_tokens)
-    if context_len < 0:
-        raise ValueError(f"context_len must be at least 0, got {context_len}")
-    if not 0 <= num_logits <= num_tokens:
-        raise ValueError(f"num_logits must be from 0 to num_tokens={num_tokens}, got {num_logits}")
 
 
 def _linear_weights(config: ModelConfig) -> int:
@@ -169,7 +138,6 @@ def _seconds(run: Callable[[], object]) -> float:
 
 def _best(probe: Callable[[], float], passes: int) -> float:
     """The largest of up to `passes` values, after one that warms up."""
-    at_least_one("passes", passes)
     ends = time.perf_counter() + PATIENCE
     best = probe()
     for _ in range(passes):

@@ -136,7 +136,7 @@ class Plan:
 
     As vLLM's gpu_memory_utilization. What the weights leave of it is counted as room for K and V:
     an upper bound, because vLLM also subtracts the activations that it measures at start. Every
-    request may have context_len tokens. ValueError for what no machine or model has.
+    request may have context_len tokens. ValueError for a context that the model has not.
     """
 
     sizes: Sizes
@@ -154,11 +154,6 @@ class Plan:
                 f"a context of {self.context_len:,} tokens is longer than max_position_embeddings, "
                 f"{most:,}: choose a shorter one"
             )
-        if not 0 < self.fraction <= 1:
-            raise ValueError(f"fraction must be above 0 and at most 1, got {self.fraction}")
-        for name, limit in self.roofline._asdict().items():
-            if not limit > 0:
-                raise ValueError(f"{name} must be above 0, got {limit}")
 
     @property
     def weight_bytes(self) -> int:
@@ -283,10 +278,10 @@ def _head_dim(raw: Mapping[str, Any], hidden: int, heads: int) -> int:
         return found
     if raw["model_type"] == "qwen3":
         return 128  # transformers' default, whatever the hidden size
-    if not all(isinstance(n, int) and n > 0 for n in (hidden, heads)) or hidden % heads:
+    if hidden % heads:
         raise ValueError(
-            f"head_dim is missing, and hidden_size {_short(hidden)} / num_attention_heads "
-            f"{_short(heads)} is no whole number: add head_dim."
+            f"head_dim is missing, and hidden_size {hidden} / num_attention_heads {heads} is no "
+            "whole number: add head_dim."
         )
     return hidden // heads
 

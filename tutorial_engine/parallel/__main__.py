@@ -1,12 +1,10 @@
 """The command line: `python -m tutorial_engine.parallel --ranks 2`.
 
-torchrun can start it as well: `torchrun --nproc-per-node 2 -m tutorial_engine.parallel`. Then this
-is one rank of several.
+With --folder this is one rank of several, which torchrun has started for `run_ranks`.
 """
 
 import argparse
 import ctypes
-import os
 import pickle
 import signal
 import sys
@@ -19,15 +17,16 @@ from torch.distributed.elastic.multiprocessing.errors import record
 from tutorial_engine.model.checkpoint import TINY
 from tutorial_engine.parallel.job import PROMPTS, Job, run_rank
 from tutorial_engine.parallel.ranks import run_ranks
-from tutorial_engine.parallel.report import ParallelReport
 from tutorial_engine.parallel.tensor_parallel import RankGroup
 from tutorial_engine.sampling.params import SamplingParams
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Start the ranks, or be one that torchrun has started. 0 if all is well and all are equal."""
+    """Start the ranks, or be one of them. 0 if all is well and all are equal."""
     options = _parser().parse_args(arguments)
-    is_rank = "RANK" in os.environ
+    if options.folder:
+        _be_a_rank(options.folder)
+        return 0
     try:
         job = Job(
             prompts=options.prompt or PROMPTS,
@@ -39,14 +38,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             dtype=options.dtype,
             device=options.device,
         )
-        report = None if is_rank else run_ranks(options.ranks, job, options.timeout)
+        report = run_ranks(options.ranks, job, options.timeout)
     except (ValueError, RuntimeError) as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 1
-    if is_rank:
-        report = _be_a_rank(job, options.folder)
-    if report is None:  # another rank reports, or it is in the folder
-        return 0
     print(report.summary())
     for number, text in enumerate(report.texts):
         print(f"{number}: {text!r}")
@@ -54,28 +49,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 @record  # torchrun shows the traceback of the rank that failed first
-def _be_a_rank(job: Job, folder: Path | None) -> ParallelReport | None:
-    """A rank's part of the job; that of the folder, and its results go there, if there is one."""
+def _be_a_rank(folder: Path) -> None:
+    """A rank's part of the job in the folder, where rank 0's results go."""
     if sys.platform == "linux":  # a rank never outlives torchrun, even if that is killed
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-    if folder is not None:
-        job = pickle.loads((folder / "job").read_bytes())
+    job: Job = pickle.loads((folder / "job").read_bytes())
     group = RankGroup(job.device)
     result = run_rank(job, group)
     dist.destroy_process_group()
-    if group.rank != 0:
-        return None
-    if folder is not None:
+    if group.rank == 0:
         (folder / "result").write_bytes(pickle.dumps(result))
-        return None
-    return result[0]
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m tutorial_engine.parallel", description="one model on several processes"
     )
-    parser.add_argument("--ranks", type=int, default=2, help="processes, unless torchrun says it")
+    parser.add_argument("--ranks", type=int, default=2, help="processes")
     parser.add_argument("--checkpoint", default=TINY, help="a folder or hub id")
     parser.add_argument("--prompt", action="append", help="may be given several times")
     parser.add_argument("--max-tokens", type=int, default=16)

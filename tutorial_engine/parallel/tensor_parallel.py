@@ -92,12 +92,8 @@ class RankMLP(nn.Module):
     def __init__(self, whole: Any, function: Callable[..., Tensor], group: "RankGroup") -> None:
         super().__init__()
         gate, up = whole.gate_up_proj.weight.chunk(2)
-        self.matrices, self.function, self.group = (
-            (gate, up, whole.down_proj.weight),
-            function,
-            group,
-        )
-        self.calls = 0
+        self.matrices = gate, up, whole.down_proj.weight
+        self.function, self.group, self.calls = function, group, 0
 
     def forward(self, x: Tensor) -> Tensor:
         """x [T, hidden] → [T, hidden], the same on all ranks."""
