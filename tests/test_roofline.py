@@ -266,6 +266,7 @@ def test_dtype_has_two_names_and_may_be_missing(names: dict[str, Any], dtype: An
         ({"layer_types": ["sliding_attention"]}, "Remove sliding_window"),
         ({"model_type": "qwen2", "num_key_value_heads": ...}, "num_key_value_heads is .*it is 6"),
         ({"hidden_size": 50}, "head_dim is missing, .*50 / .*6 is no whole number: add head_dim"),
+        ({"hidden_size": "many"}, "'many'.*add head_dim"),
         ({"torch_dtype": "int4"}, "dtype is 'int4': it must be one of bfloat16"),
     ],
 )

@@ -278,10 +278,10 @@ def _head_dim(raw: Mapping[str, Any], hidden: int, heads: int) -> int:
         return found
     if raw["model_type"] == "qwen3":
         return 128  # transformers' default, whatever the hidden size
-    if hidden % heads:
+    if not all(isinstance(n, int) and n > 0 for n in (hidden, heads)) or hidden % heads:
         raise ValueError(
-            f"head_dim is missing, and hidden_size {hidden} / num_attention_heads {heads} is no "
-            "whole number: add head_dim."
+            f"head_dim is missing, and hidden_size {_short(hidden)} / num_attention_heads "
+            f"{_short(heads)} is no whole number: add head_dim."
         )
     return hidden // heads
 
