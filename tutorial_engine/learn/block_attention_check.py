@@ -4,7 +4,6 @@ import math
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from typing import Any, NamedTuple
-from weakref import ref
 
 import torch
 from torch import Tensor
@@ -13,11 +12,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tutorial_engine.learn.judge import Slips, judge, rewritten, slips_of
 from tutorial_engine.learn.own_memory import block_attention as right
 from tutorial_engine.learn.own_memory import slots
-from tutorial_engine.learn.verdict import CannotBe, Verdict, close, of_shapes
+from tutorial_engine.learn.verdict import SHAPES, CannotBe, Explain, Verdict, close
 
 Attention = Callable[[Tensor, Tensor, Tensor, list[int], int], Any]
 BLOCKS, BLOCK_SIZE, D = 7, 4, 8
-COPIES = ("clone", "_to_copy")  # operations that only copy
 TOLERANCE = 1e-4
 
 
@@ -71,10 +69,10 @@ BLOCK_SLIPS: Slips = {
         """
     / math.sqrt(len(q)) →
         a score is divided by √D: len(q) ** 0.5
+    / math.sqrt(len(q)) → * math.sqrt(len(q))
+        the scores are multiplied by √D: divide them by it
     / math.sqrt(len(q)) → / len(q) ** 1 / 2
         `** 1/2` is `** 1`, and then / 2, so the score is divided by 2 · D: write ** 0.5
-    / math.sqrt(len(q)) → / (len(q) ** 1 / 2)
-        `** 1/2` is `** 1`, and then / 2, so the score is divided by D / 2: write ** 0.5
     n = min(block_size, kv_len - start) → n = kv_len % block_size or block_size
         kv_len % block_size slots count in the last block only; the blocks before it are whole
     n = min(block_size, kv_len - start) → n = min(block_size, kv_len)
@@ -92,33 +90,17 @@ BLOCK_SLIPS: Slips = {
         when it grows, both sums are multiplied by exp(old m − new m)
     (scores - new_largest).exp() → scores.exp()
         the weights are exp(scores − new m), not exp(scores)
-    (scores - new_largest).exp() → (new_largest - scores).exp()
-        the weights are exp(scores − new m), not exp(new m − scores)
     total * correction + → total +
         the sum of the weights must be corrected too, by exp(old m − new m)
     out * correction + → out +
         the sum of weight · value must be corrected too, by exp(old m − new m)
-    total * correction + → total + correction *
-    out * correction + → out + correction *
-        both factors are in the wrong place: they correct the old l and the old acc
-    total * correction + → total + correction *
-        the factor is in the wrong place: it corrects the old l, not what this block adds
-    out * correction + → out + correction *
-        the factor is in the wrong place: it corrects the old acc, not what this block adds
     total * correction + weights.sum() → (total + weights.sum()) * correction
     out * correction + weights → (out + weights
     v_pool[block, :n] → v_pool[block, :n]) * correction
         this block has the new m already: correct the old sums first, then add
-    total * correction + weights.sum() → (total + weights.sum()) * correction
-        the new weights are made with the new m: correct the old sum of weights first, then add
-    out * correction + weights → (out + weights
-    v_pool[block, :n] → v_pool[block, :n]) * correction
-        the new weights are made with the new m: correct the old acc first, then add
     largest = new_largest → largest, out = new_largest, out / total
     return out / total → return out
         acc is divided by l in each turn of the loop; divide once, after the last block
-    largest = new_largest → largest, out = new_largest, out / total
-        acc is divided by l in each turn of the loop, and once more at the end: that is too often
     return out / total → return out
         at the end divide by the sum of the weights
     range(0, kv_len, block_size) → range(0, len(block_table) * block_size, block_size)
@@ -157,7 +139,6 @@ BLOCK_SLIPS: Slips = {
             "math.exp(new_largest - largest) if start else 0.0",
         ),
     ),
-    "only the first block is read": lambda q, k, v, t, n: right(q, k, v, t, min(n, BLOCK_SIZE)),
 }
 
 
@@ -165,15 +146,12 @@ class _Watch(TorchDispatchMode):
     """Notes the largest tensor of floats that is made (no view) inside the block; reads of K.
 
     `largest` is its shape, `num_read` counts numbers of K, `order` has "k" or "v" for each read.
-    `most_held`: of a pool, the most numbers that copies held at once.
     """
 
     def __init__(self, k_pool: Tensor, v_pool: Tensor) -> None:
         super().__init__()
         self.pools = {_memory(k_pool): "k", _memory(v_pool): "v"}
         self.largest, self.num_read, self.order = list[int](), 0, ""
-        self.copies: dict[str, list[ref[Tensor]]] = {"k": [], "v": []}
-        self.most_held = 0
 
     def __torch_dispatch__(
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
@@ -188,10 +166,6 @@ class _Watch(TorchDispatchMode):
         picks = "index" in str(function)  # of a whole pool it reads what comes out
         for tensor in given:
             pool = self.pools.get(_memory(tensor), "")
-            if pool and (picks or any(word in str(function) for word in COPIES)):
-                self.copies[pool].append(ref(result))
-                alive = [copy for one in self.copies[pool] if (copy := one()) is not None]
-                self.most_held = max(self.most_held, sum(copy.numel() for copy in alive))
             self.order += pool
             if pool == "k":
                 self.num_read += (result if picks else tensor).numel()
@@ -212,6 +186,40 @@ def _answer(function: Attention, *case: Any) -> Any:
     return answer
 
 
+BLOCK_ERRORS: Explain = {
+    "numel() == 0": (
+        "No slot of this block counts. Either too many blocks are read: only the first "
+        "-(-kv_len // block_size) have a token. Or n was computed with the physical block: "
+        "use its index i, which enumerate gives"
+    ),
+    "list index": (
+        "If kv_len is a whole number of blocks, one block too many is read: "
+        "-(-kv_len // block_size) rounds up"
+    ),
+    "sqrt()": "len(q) is a plain number: write len(q) ** 0.5",
+    "must be Tensor": (
+        "torch.maximum and torch.exp take tensors: m begins as torch.tensor(-torch.inf), and "
+        "scores.max() without dim is one"
+    ),
+    "Python scalars": "math.exp and float take one number: use torch.exp for the scores",
+    SHAPES: (
+        "q is [D], k_pool and v_pool are [blocks, block_size, D]: one query of one head. m and l "
+        "are one number each: scores.max(), p.sum(). acc is one vector: p @ v"
+    ),
+}
+
+
+def _differs(got: Tensor, want: Tensor, *_: object) -> str:
+    if got.isnan().any():
+        return (
+            "the answer is NaN. Before the first block the old m is −inf: the factor "
+            "exp(old m − new m) is then 0, but exp(new m − old m) and exp(scores − old m) are "
+            "infinite; and the new m is the larger of the two"
+        )
+    differs = float((got - want).abs().max())
+    return f"differs by {differs:.2g}; compare with softmax over all tokens"
+
+
 def check_block_attention(function: Attention) -> Verdict:
     """Check a learner's function(q, k_pool, v_pool, block_table, kv_len) → [D].
 
@@ -225,50 +233,12 @@ def check_block_attention(function: Attention) -> Verdict:
         call=_answer,
         where=lambda got, *case: f"block_table {case[3]}, kv_len {case[4]}",
         otherwise=_differs,
-        explain=_why_it_raised,
-        then=lambda: _not_in_place(function, cases),
+        explain=BLOCK_ERRORS,
+        then=lambda function: _not_in_place(function, cases),
     )
     if verdict.ok:
         return Verdict(True, verdict.message + _not_running(function, cases[3]))
     return verdict
-
-
-def _why_it_raised(error: Exception) -> str:
-    if "numel() == 0" in str(error):
-        return (
-            "No slot of this block counts. Either too many blocks are read: only the first "
-            "-(-kv_len // block_size) have a token. Or n was computed with the physical block: "
-            "use its index i, which enumerate gives"
-        )
-    if "list index" in str(error):
-        return (
-            "If kv_len is a whole number of blocks, one block too many is read: "
-            "-(-kv_len // block_size) rounds up"
-        )
-    if str(error).startswith("sqrt()"):
-        return "len(q) is a plain number: write len(q) ** 0.5"
-    if "must be Tensor" in str(error):
-        return (
-            "torch.maximum and torch.exp take tensors: m begins as torch.tensor(-torch.inf), and "
-            "scores.max() without dim is one"
-        )
-    if "Python scalars" in str(error):
-        return "math.exp and float take one number: use torch.exp for the scores"
-    return of_shapes(error) * (
-        "q is [D], k_pool and v_pool are [blocks, block_size, D]: one query of one head. m and l "
-        "are one number each: scores.max(), p.sum(). acc is one vector: p @ v"
-    )
-
-
-def _differs(got: Tensor, want: Tensor, *_: object) -> str:
-    if got.isnan().any():
-        return (
-            "the answer is NaN. Before the first block the old m is −inf: the factor "
-            "exp(old m − new m) is then 0, but exp(new m − old m) and exp(scores − old m) are "
-            "infinite; and the new m is the larger of the two"
-        )
-    differs = float((got - want).abs().max())
-    return f"differs by {differs:.2g}; compare with softmax over all tokens"
 
 
 def _not_in_place(function: Attention, cases: Sequence[Case]) -> str:
@@ -304,11 +274,6 @@ def _not_in_place(function: Attention, cases: Sequence[Case]) -> str:
         return (
             f"right numbers, but it makes a tensor of shape {seen.largest}, which is more than one "
             "block: that is a gather. Read one block after the other"
-        )
-    if seen.most_held > 2 * BLOCK_SIZE * D:  # a new one is made before the old one goes
-        return (
-            "right numbers, but it keeps copies of all blocks: that is a gather in pieces. Read "
-            "one block after the other, where it lies"
         )
     return ""
 

@@ -14,10 +14,18 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from tutorial_engine.learn import own
-from tutorial_engine.learn.judge import CODE, Slips, alike, judge, slips_of
+from tutorial_engine.learn.judge import CODE, Slips, alike, judge, read_number, slips_of
 from tutorial_engine.learn.own import Attend, LayerWeights, rms_norm
 from tutorial_engine.learn.parts import number, whole_numbers
-from tutorial_engine.learn.verdict import CannotBe, Verdict, of_shapes, wrong_shape
+from tutorial_engine.learn.verdict import (
+    SHAPES,
+    CannotBe,
+    Explain,
+    Sign,
+    Verdict,
+    explained,
+    wrong_shape,
+)
 from tutorial_engine.model.attention import NaiveAttention, causal_mask
 from tutorial_engine.model.batch import Batch
 from tutorial_engine.model.checkpoint import load_model
@@ -140,6 +148,56 @@ def _of_shares(got: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> st
     )
 
 
+def _why_no_attention(got: Tensor, _: Tensor, *case: Tensor) -> str:
+    if why := _of_shares(got, *case):
+        return why
+    if bool(got.isnan().all()):
+        return (
+            "NaN everywhere; 0 times −inf is NaN, so a product cannot forbid a key"
+            f"{CODE}scores.masked_fill(~mask, ...)"
+        )
+    if bool(got.isnan().any()):
+        return "NaN; are forbidden scores −inf BEFORE the softmax?"
+    return "other numbers, and no mix of the values; the output is shares @ v"
+
+
+def _is_finite(function: Callable[..., Tensor]) -> str:
+    """Is a forbidden score a finite number, such as −1000? One that is lower shows it.
+
+    A softmax by exp, as section 4 writes it, divides 0 by 0 there: that is no mistake.
+    """
+    k, mask = torch.tensor([[-1000.0] * 4, [0.0] * 4]), torch.tensor([[True, False]])
+    with suppress(ArithmeticError):
+        share = float(function(torch.ones(1, 4), k, torch.eye(2, 4), mask)[0, 1])
+        if share > 3e-6:
+            return (
+                "with the scores −2000 (allowed) and 0 (forbidden) the forbidden key gets the "
+                f"share {share:.2g}, {ONLY_INFINITY}"
+            )
+    return ""
+
+
+D_IS = f"D is the size of the last axis{CODE}k.shape[-1]"
+MIX = f"The output of a query is the sum of its shares times the values{CODE}shares @ v"
+ATTENTION_ERRORS: Explain = {  # shapes: of the first case, 3 queries and 5 keys with D = 8
+    "sqrt()": f"D is a plain number, no tensor{CODE}D ** 0.5",
+    "masked_fill() received": 'Minus infinity is a number: float("-inf")',
+    "name 'inf'": 'In Python −∞ is float("-inf")',
+    "name 'math'": 'In Python −∞ is float("-inf")',
+    "dim' is not defined": D_IS,
+    "name 'D'": D_IS,
+    "ool": "~mask turns each True into False, and each False into True",
+    "a (5) must match the size of tensor b (3)": (
+        "Scores have a row for each query: q @ k.T. Or, if you wrote the sum over the keys "
+        "yourself, it has one number for each query; keepdim=True keeps the axis"
+    ),
+    "a (5) must match the size of tensor b (8)": MIX,  # shares * v
+    "(3x5 and 8x5)": MIX,  # shares @ v.T
+    "(5x8 and 3x5)": "The shares stand to the left of the values",
+    RuntimeError: f"Scores have a row for each query and a column for each key{CODE}q @ k.T",
+}
+
+
 def check_attention(function: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]) -> Verdict:
     """Check a learner's function(q [q, D], k [kv, D], v [kv, D], mask [q, kv]) → out [q, D]."""
     cases = [
@@ -148,83 +206,41 @@ def check_attention(function: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
         for mask in (causal_mask(n, kv), _some_allowed(n, kv))
     ]
     cases[-2][1][0] = 0  # the key that all may see has the score 0
-
-    def otherwise(got: Tensor, _: Tensor, *case: Tensor) -> str:
-        if why := _of_shares(got, *case):
-            return why
-        if bool(got.isnan().all()):
-            return (
-                "NaN everywhere; 0 times −inf is NaN, so a product cannot forbid a key"
-                f"{CODE}scores.masked_fill(~mask, ...)"
-            )
-        if bool(got.isnan().any()):
-            return "NaN; are forbidden scores −inf BEFORE the softmax?"
-        return "other numbers, and no mix of the values; the output is shares @ v"
-
-    def finite() -> str:
-        """Is a forbidden score a finite number, such as −1000? One that is lower shows it.
-
-        A softmax by exp, as section 4 writes it, divides 0 by 0 there: that is no mistake.
-        """
-        k, mask = torch.tensor([[-1000.0] * 4, [0.0] * 4]), torch.tensor([[True, False]])
-        with suppress(ArithmeticError):
-            share = float(function(torch.ones(1, 4), k, torch.eye(2, 4), mask)[0, 1])
-            if share > 3e-6:
-                return (
-                    "with the scores −2000 (allowed) and 0 (forbidden) the forbidden key gets the "
-                    f"share {share:.2g}, {ONLY_INFINITY}"
-                )
-        return ""
-
-    def explain(error: Exception) -> str:
-        words = str(error)
-        if isinstance(error, TypeError):
-            if "sqrt" in words:
-                return f"D is a plain number, no tensor{CODE}D ** 0.5"
-            return 'Minus infinity is a number: float("-inf")' * ("masked_fill" in words)
-        if isinstance(error, NameError):
-            names = getattr(getattr(function, "__code__", None), "co_names", ())
-            if "dim'" in words or "'D'" in words:
-                return f"D is the size of the last axis{CODE}k.shape[-1]"
-            return 'In Python −∞ is float("-inf")' * ("inf" in names)  # `inf`, or math's
-        if "ool" in words:  # of a mask of bools as a number or as one truth
-            return "~mask turns each True into False, and each False into True"
-        n, kv, size = len(cases[0][0]), *cases[0][1].shape
-        if f"({kv}) must match the size of tensor b ({n})" in words:
-            return (
-                "Scores have a row for each query: q @ k.T. Or, if you wrote the sum over the keys "
-                "yourself, it has one number for each query; keepdim=True keeps the axis"
-            )
-        if f"({kv}x{size} and {n}x{kv})" in words:
-            return "The shares stand to the left of the values"
-        where = f"Scores have a row for each query and a column for each key{CODE}q @ k.T"
-        return where * isinstance(error, RuntimeError)
-
     return judge(
         *("attention", function, own.attention, cases, ATTENTION_SLIPS),
         "attention: equal to the package's, 1 to 6 queries, D=8 and 4, causal and random masks",
-        otherwise=otherwise,
-        explain=explain,
-        then=finite,
+        otherwise=_why_no_attention,
+        explain=ATTENTION_ERRORS,
+        then=_is_finite,
     )
 
 
 # -- window_mask ----------------------------------------------------------------------------------
 
-MASK_SLIPS: Slips = {
-    "the mask is inverted; True means that a query MAY attend": lambda q, k, w: (
-        ~causal_mask(q, k, w)
-    ),
-    "rows and columns are swapped; row = query": lambda q, k, w: causal_mask(q, k, w).T,
-    "it looks forward, to later keys; take query position − key position": lambda q, k, w: (
-        causal_mask(k, k, w).T[k - q :]
-    ),
-    f"lined up at the upper left; the queries are the LAST of the positions{CODE}the first one "
-    "stands at kv_len - q_len": lambda q, k, w: causal_mask(k, k, w)[:q],
-    "it has a row for each key; the rows are the queries, the LAST q_len of the positions": (
-        lambda q, k, w: causal_mask(k, k, w)
-    ),
-}
+
+def _mask(q_len: int, kv_len: int, window: int) -> Tensor:
+    query = torch.arange(kv_len - q_len, kv_len)[:, None]
+    key = torch.arange(kv_len)
+    back = query - key
+    return (back >= 0) & (back < window)
+
+
+MASK_SLIPS: Slips = slips_of(
+    _mask,
+    """
+    return (back >= 0) & (back < window) → return ~((back >= 0) & (back < window))
+        the mask is inverted; True means that a query MAY attend
+    return (back >= 0) & (back < window) → return ((back >= 0) & (back < window)).T
+        rows and columns are swapped; row = query
+    query - key → key - query
+        it looks forward, to later keys; take query position − key position
+    kv_len - q_len, kv_len) → q_len)
+        lined up at the upper left; the queries are the LAST of the positions
+        ▸ the first one stands at kv_len - q_len
+    kv_len - q_len, kv_len) → kv_len)
+        it has a row for each key; the rows are the queries, the LAST q_len of the positions
+    """,
+)
 
 
 def check_window_mask(function: Callable[[int, int, int], Tensor]) -> Verdict:
@@ -259,14 +275,7 @@ def check_window_mask(function: Callable[[int, int, int], Tensor]) -> Verdict:
         if not bool(itself.all()):
             return "a query does not see itself; key_pos <= query_pos"
         seen, most = int(got.sum(-1).max()), int(want.sum(-1).max())
-        if seen == most:
-            return "the right number of keys, but not the last ones"
         return f"a query sees up to {counted(seen, 'key')}; {most} expected, itself included"
-
-    def explain(error: Exception) -> str:
-        if "ambiguous" in str(error):
-            return "Join two conditions with &, each in its own brackets: (...) & (...)"
-        return "It needs a column of queries and a row of keys" * of_shapes(error)
 
     return judge(
         *("window_mask", function, own.window_mask),
@@ -274,37 +283,36 @@ def check_window_mask(function: Callable[[int, int, int], Tensor]) -> Verdict:
         "window_mask: right for all queries at once, for one, for some, and for a wide window",
         where=lambda _, q_len, kv_len, window: f"q={q_len}, k={kv_len}, window={window}",
         otherwise=otherwise,
-        explain=explain,
+        explain={
+            "ambiguous": "Join two conditions with &, each in its own brackets: (...) & (...)",
+            SHAPES: "It needs a column of queries and a row of keys",
+        },
     )
 
 
 # -- kv_head --------------------------------------------------------------------------------------
 
-HEAD_SLIPS: Slips = {
-    "h % num_kv_heads fits every shape, but neighbours share a K/V head: divide by the group": (
-        lambda h, heads, kv_heads: h % kv_heads
-    ),
-    f"divide by the size of a group, not by the number of K/V heads{CODE}num_heads // "
-    "num_kv_heads": lambda h, heads, kv_heads: h // kv_heads,
-    "this is the size of a group; in which group is head h?": lambda h, heads, kv_heads: (
-        heads // kv_heads
-    ),
-    "this is the query head itself": lambda h, heads, kv_heads: h,
-    "heads are counted from 0: the first one is head 0": lambda h, heads, kv_heads: (
-        h // (heads // kv_heads) + 1
-    ),
-    "round down with //; round() takes the nearest number": lambda h, heads, kv_heads: round(
-        h / (heads // kv_heads)
-    ),
-    "a group has 3 heads in this model only; compute its size": lambda h, heads, kv_heads: h // 3,
-    "this is the place inside the group": lambda h, heads, kv_heads: h % (heads // kv_heads),
-    "this is the first query head of the group": lambda h, heads, kv_heads: (
-        h - h % (heads // kv_heads)
-    ),
-}
+HEAD_SLIPS: Slips = slips_of(
+    own.kv_head,
+    """
+    h // (num_heads // num_kv_heads) → h % num_kv_heads
+        h % num_kv_heads fits every shape, but neighbours share a K/V head: divide by the group
+    (num_heads // num_kv_heads) → num_kv_heads
+        divide by the size of a group, not by the number of K/V heads
+        ▸ num_heads // num_kv_heads
+    h // (num_heads // num_kv_heads) → num_heads // num_kv_heads
+        this is the size of a group; in which group is head h?
+    h // (num_heads // num_kv_heads) → round(h / (num_heads // num_kv_heads))
+        round down with //; round() takes the nearest number
+    (num_heads // num_kv_heads) → 3
+        a group has 3 heads in this model only; compute its size
+    h // (num_heads // num_kv_heads) → h % (num_heads // num_kv_heads)
+        this is the place inside the group
+    """,
+)
 
 
-def every_head(function: Callable[..., Any], num_heads: int, num_kv_heads: int) -> Any:
+def _every_head(function: Callable[..., Any], num_heads: int, num_kv_heads: int) -> Any:
     """The answers for all heads; None if one is."""
     got = [function(h, num_heads, num_kv_heads) for h in range(num_heads)]
     return None if None in got else got
@@ -324,13 +332,14 @@ def check_kv_head(function: Callable[[int, int, int], int]) -> Verdict:
     return judge(
         *("kv_head", function, own.kv_head, ((6, 2), (16, 8), (8, 1), (4, 4)), HEAD_SLIPS),
         "kv_head: 6/2, 16/8, 8/1 and 4/4 heads",
-        call=every_head,
+        call=_every_head,
         read=read,
         where=lambda got, heads, kv: f"{heads} query heads, {kv} K/V heads: got {got}",
-        explain=lambda error: (
-            "h begins at 0, and there are fewer K/V heads than query heads: what divides what?"
-            * isinstance(error, ZeroDivisionError)
-        ),
+        explain={
+            ZeroDivisionError: (
+                "h begins at 0, and there are fewer K/V heads than query heads: what divides what?"
+            )
+        },
     )
 
 
@@ -368,26 +377,27 @@ ROPE_SLIPS: Slips = slips_of(
         it returned the two halves; join them to one tensor ▸ torch.cat((a, b), dim=-1)
     (a, b), dim=-1 → (a, b)
         the halves are joined along the tokens; join the last axis ▸ torch.cat((a, b), dim=-1)
-    cat((a, b), dim=-1) → stack((a, b), dim=-1)
-        stack makes a new axis; join the halves along the last one ▸ torch.cat((a, b), dim=-1)
-    b * cos + a * sin → b
-        the second half is not turned: it is b cos φ + a sin φ
-    b * cos + a * sin → a * cos + b * sin
-        a and b are exchanged in the second half: it is b cos φ + a sin φ
-    b * cos + a * sin → a * sin - b * cos
-        the sign of b cos φ in the second half: it is b cos φ PLUS a sin φ
     a, b = x → angles = angles.deg2rad(); a, b = x
         the angles are radians already
     a, b = a * cos - b * sin, b → a = a * cos - b * sin; b = b
         a was overwritten before b was turned; keep the old a ▸ a.clone()
-    (a, b) → (b, a)
-        the two halves are joined in the other order
-    - b * sin → + b * sin
-        the sign in the first half: it is a cos φ MINUS b sin φ
-    + a * sin → - a * sin
-        the sign in the second half: it is b cos φ PLUS a sin φ
     """,
 )
+
+
+ROPE_ERRORS: Explain = {
+    "Python scalars": (
+        f"math.cos and math.sin take one number; a tensor has its own{CODE}angles.cos()"
+    ),
+    "name 'cos'": "A tensor has .cos() and .sin()",
+    "name 'sin'": "A tensor has .cos() and .sin()",
+    "unpack": f"split takes the size of a piece, chunk their number{CODE}x.chunk(2, dim=-1)",
+    "dimension 2": (  # the numbers of a head do not fit the angles
+        "Cut the last axis in two halves, [T, heads, D / 2]; the angles need an axis for the heads"
+        f"{CODE}x.chunk(2, dim=-1) and angles[:, None, :]"
+    ),
+    SHAPES: f"The angles [T, D / 2] have no axis for the heads{CODE}angles[:, None, :]",
+}
 
 
 def check_rope(function: Callable[[Tensor, Tensor], Tensor]) -> Verdict:
@@ -402,34 +412,23 @@ def check_rope(function: Callable[[Tensor, Tensor], Tensor]) -> Verdict:
         for tokens in [len(positions)]
     ]
 
-    def otherwise(got: Tensor, _: Tensor, x: Tensor, angles: Tensor) -> str:
+    def otherwise(got: Tensor, want: Tensor, x: Tensor, angles: Tensor) -> str:
+        (first, second), rights = got.chunk(2, -1), want.chunk(2, -1)
+        if alike(second, rights[1]):
+            return "the second half is right, the first is not: it is a cos φ MINUS b sin φ"
+        if alike(first, rights[0]):
+            return "the first half is right, the second is not: it is b cos φ PLUS a sin φ"
         if len(x) == 1:
             return "right for several tokens, wrong for one token at position 7"
         if alike(got[0], x[0]):
             return "position 0 is right, others not; look at cos, sin and signs"
         return "position 0 changed; all its angles are 0, so cos is 1, sin is 0, and x stays"
 
-    def explain(error: Exception) -> str:
-        if "Python scalars" in str(error):
-            return f"math.cos and math.sin take one number; a tensor has its own{CODE}angles.cos()"
-        if isinstance(error, NameError) and re.search("'(cos|sin)'", str(error)):
-            return "A tensor has .cos() and .sin()"
-        if "unpack" in str(error):
-            return f"split takes the size of a piece, chunk their number{CODE}x.chunk(2, dim=-1)"
-        if not of_shapes(error):
-            return ""
-        if "dimension 2" in str(error):  # the numbers of a head do not fit the angles
-            return (
-                "Cut the last axis in two halves, [T, heads, D / 2]; the angles need an axis for "
-                f"the heads{CODE}x.chunk(2, dim=-1) and angles[:, None, :]"
-            )
-        return f"The angles [T, D / 2] have no axis for the heads{CODE}angles[:, None, :]"
-
     return judge(
         *("rope", function, own.rope, cases, ROPE_SLIPS),
         "rope: equal to the package's, half-split pairs, 6, 2 and 1 tokens",
         otherwise=otherwise,
-        explain=explain,
+        explain=ROPE_ERRORS,
     )
 
 
@@ -448,9 +447,6 @@ PROJECT_SLIPS: Slips = {
     "has the heads first, and its numbers are those of several tokens; cut the last axis only": (
         lambda x, q: x.reshape(x.shape[1], -1, x.shape[-1])
     ),
-    "takes every n-th number for a head; a head is head_dim numbers that lie side by side": (
-        lambda x, q: x.flatten(1).unflatten(-1, (x.shape[-1], -1)).mT
-    ),
     f"has the right shape, and its numbers at wrong places; cut the last axis only{CODE}"
     ".unflatten(-1, (-1, head_dim))": lambda x, q: x.reshape(x.shape[1], -1, x.shape[-1]).transpose(
         0, 1
@@ -458,6 +454,20 @@ PROJECT_SLIPS: Slips = {
     "is repeated for every query head; give the K/V heads only, attention shares them": (
         lambda x, q: x.repeat_interleave(q.shape[1] // x.shape[1], dim=1)
     ),
+}
+
+
+APART = f"q has more heads than k and v, so the three stay apart{CODE}return q, k, v"
+SIZES_GIVEN = (
+    f"Take the number of heads from the matrix, and head_dim from the argument{CODE}"
+    "len(w_q) // head_dim"
+)
+PROJECT_ERRORS: Explain = {
+    "expects each tensor to be equal size": APART,
+    "except in dim": APART,
+    "of dim 1 (5)": TO_THE_LEFT.format("a matrix such as w_q.T"),  # there are 5 tokens
+    "invalid for input of size": SIZES_GIVEN,
+    "multiply up to": SIZES_GIVEN,
 }
 
 
@@ -472,11 +482,8 @@ def check_project(function: Callable[..., Sequence[Tensor]]) -> Verdict:
         got = tuple(got) if isinstance(got, Iterator) else got
         if isinstance(got, tuple | list) and len(got) == 3:
             return got
-        kind = f"a {type(got).__name__}"
-        if isinstance(got, Tensor):
-            kind = f"one tensor {list(got.shape)}"
-        elif isinstance(got, tuple | list):
-            kind = f"{len(got)} things"
+        is_one = isinstance(got, Tensor)
+        kind = f"one tensor {list(got.shape)}" if is_one else f"a {type(got).__name__}"
         raise CannotBe(f"it must return three tensors (q, k, v), got {kind}")
 
     def otherwise(got: Sequence[Any], want: Sequence[Tensor], *_: object) -> str:
@@ -489,11 +496,6 @@ def check_project(function: Callable[..., Sequence[Tensor]]) -> Verdict:
         for why, slip in PROJECT_SLIPS.items():
             if alike(mine, slip(right, want[0])):
                 return f"{name} {why}"
-        if isinstance(mine, tuple | list) and all(isinstance(one, Tensor) for one in mine):
-            return (
-                f"{name} is cut into {counted(len(mine), 'tensor')}; cut the last axis, and it "
-                f"stays one tensor{CODE}.unflatten(-1, (-1, head_dim))"
-            )
         if not isinstance(mine, Tensor):
             return str(getattr(wrong_shape(name, mine, right), "message", ""))
         if mine.shape != right.shape:
@@ -505,17 +507,8 @@ def check_project(function: Callable[..., Sequence[Tensor]]) -> Verdict:
         return f"{name} was made with {others[0]}" if others else f"{name} is not x @ w_{name}.T"
 
     def explain(error: Exception) -> str:
-        if "expects each tensor to be equal size" in str(error) or "except in dim" in str(error):
-            return f"q has more heads than k and v, so the three stay apart{CODE}return q, k, v"
-        tokens, *weights = cases[0][:4]
-        if f"of dim 1 ({len(tokens)})" in str(error):
-            return TO_THE_LEFT.format("a matrix such as w_q.T")
-        if "invalid for input of size" in str(error) or "multiply up to" in str(error):
-            return (
-                "Take the number of heads from the matrix, and head_dim from the argument"
-                f"{CODE}len(w_q) // head_dim"
-            )
-        return _not_transposed(error, dict(zip(("w_q", "w_k", "w_v"), weights, strict=True)))
+        weights = dict(zip(("w_q", "w_k", "w_v"), cases[0][1:4], strict=True))
+        return explained(error, PROJECT_ERRORS) or _not_transposed(error, weights)
 
     return judge(
         *("project", function, own.project, cases, {}),
@@ -555,8 +548,6 @@ LAYER_SLIPS: Slips = slips_of(
     y = x + mixed → y = mixed
     return y + out → return out
         nothing is added to the stream: both residuals are missing
-    return y + out → return x + y + out
-        x is added twice; x + attention has it already
     y + out → x + out
         the second residual adds to x; it must add to x + attention
     (y, → (x,
@@ -565,30 +556,12 @@ LAYER_SLIPS: Slips = slips_of(
         attention is added to the normed x; add it to x itself
     h = rms_norm(y, w.mlp_norm) → y = h = rms_norm(y, w.mlp_norm)
         the MLP is added to the normed sum; add it to the sum itself
-    h = rms_norm(x, w.input_norm) → x = h = rms_norm(x, w.input_norm)
-    h = rms_norm(y, w.mlp_norm) → y = h = rms_norm(y, w.mlp_norm)
-        both residuals add to normed vectors; add to the stream itself
-    h = rms_norm(x, w.input_norm) → h = x
-    x + mixed → x + rms_norm(mixed, w.input_norm)
-    h = rms_norm(y, w.mlp_norm) → h = y
-    y + out → y + rms_norm(out, w.mlp_norm)
-        the norms come after attention and MLP; they come before (pre-norm)
-    h = rms_norm(x, w.input_norm) → h = x
-    x + mixed → rms_norm(x + mixed, w.input_norm)
-    h = rms_norm(y, w.mlp_norm) → h = y
-    y + out → rms_norm(y + out, w.mlp_norm)
-        the norms come after each sum (as in 2017); Qwen3 norms before
     h = rms_norm(x, w.input_norm) → h = x
         attention reads x itself; it must read the normed x ▸ rms_norm(x, w.input_norm)
     h = rms_norm(y, w.mlp_norm) → h = y
         the MLP reads the stream itself; it must read its norm, w.mlp_norm
     h = rms_norm(y, w.mlp_norm) →
         the MLP reads the first norm again; it must read the norm of x + attention
-    h = rms_norm(y, w.mlp_norm) → h = x
-        the MLP reads x; it must read the norm of x + attention
-    x, w.input_norm → x, w.mlp_norm
-    y, w.mlp_norm → y, w.input_norm
-        input_norm and mlp_norm are swapped
     w.mlp_norm → w.input_norm
         w.input_norm is used twice; the MLP has its own norm, w.mlp_norm
     q, k = rms_norm(q, w.q_norm), rms_norm(k, w.k_norm) →
@@ -599,9 +572,6 @@ LAYER_SLIPS: Slips = slips_of(
         k_norm is missing
     k, w.k_n → k, w.q_n
         k is normed with w.q_norm; it has a norm of its own, w.k_norm
-    q, w.q_n → q, w.k_n
-    k, w.k_n → k, w.q_n
-        q_norm and k_norm are swapped
     q, k = own.rope(q, angles), own.rope(k, angles) →
         q and k are not turned by their positions (rope)
     own.rope(q, angles) → q
@@ -614,40 +584,20 @@ LAYER_SLIPS: Slips = slips_of(
     rms_norm(q, → rms_norm(own.rope(q, angles),
     rms_norm(k, → rms_norm(own.rope(k, angles),
         rope comes before q_norm and k_norm; it must come after them
-    attend(q, k, v) → attend(q, k, rms_norm(v, w.k_norm))
-        v is normed as well; q_norm and k_norm norm q and k only
     attend(q, k, v) → attend(q, v, k)
         k and v are swapped in attention; it takes q, k, v
-    w.k, w.v → w.v, w.k
-        w.k and w.v are swapped
     @ w.o.T →
         the output of the heads is added without w.o
     w.o.T → w.o
         attention is multiplied by w.o, as if it were [in, out]; it is [out, in] ▸ w.o.T
-    attend(q, k, v) → (attend(q, k, v) / len(w.q_norm) ** 0.5)
-        the result of attend is divided by √D; attend divides the scores by it already
-    .flatten(1) → .mT.flatten(1)
-        the heads are joined number by number; put head after head ▸ .flatten(1)
     .flatten(1) → .transpose(0, 1).reshape(len(x), -1)
         tokens are mixed when the heads are joined; join the last two axes ▸ .flatten(1)
-    x + mixed → x
-        attention is missing: only the MLP is there
-    y + out → y
-        the MLP is missing: only attention is there
     gate, up = → up, gate =
         gate and up are swapped: silu goes around the gate ▸ silu(h @ w.gate.T)
     F.silu(gate) * up → F.silu(gate * up)
         silu goes around the gate alone, before it is multiplied by up ▸ silu(h @ w.gate.T)
-    F.silu(gate) → (F.silu(h) @ w.gate.T)
-        silu comes before the matrix; it goes around the product ▸ silu(h @ w.gate.T)
-    F.silu(gate) * up → F.silu(gate) + up
-        silu(gate) and up are added; multiply them number by number
-    F.silu → F.gelu
-        gelu stands where silu belongs
     F.silu(gate) → gate
         silu is missing around the gate ▸ silu(h @ w.gate.T)
-    F.silu → F.sigmoid
-        sigmoid(g) stands where silu(g) = g · sigmoid(g) belongs
     """,
 )
 
@@ -760,25 +710,65 @@ def check_layer(function: Callable[[Tensor, LayerWeights, Tensor, Attend], Tenso
     return _judge_layer("layer", function, own.layer, LAYER_SLIPS, _with_attend)
 
 
+def _layer_errors(case: LayerCase) -> dict[Sign, str]:
+    """What PyTorch says of the shapes of a case, and what is meant."""
+    heads, size, wide = (len(w) for w in (case.weights.q, case.weights.q_norm, case.weights.gate))
+    tokens, hidden = case.x.shape
+    heads //= size
+    other_side = TO_THE_LEFT.format("a matrix such as w.gate.T")
+    join = f"Join the heads before you multiply by w.o{CODE}.flatten(1)"
+    return {
+        "same dtype": "Numbers of numpy are float64; .float() makes a tensor float32",
+        "AttentionResult": "naive_attention gives the result and the shares; .out is the result",
+        f"tensor a ({tokens}) must match the size of tensor b ({heads})": (
+            "Scores that meet a mask [T, T] have the heads first: hqk. Angles need an axis for the "
+            "heads"
+        ),
+        f"tensor a ({hidden}) must match the size of tensor b ({tokens})": other_side,
+        f"({wide}x{tokens} and": other_side,
+        "broadcast": (
+            "There are fewer K/V heads than query heads; give each query head one"
+            f"{CODE}k.repeat_interleave(group, dim=1)"
+        ),
+        "multiply up to": "The head dimension is the number of weights in w.q_norm",
+        f"tensor b ({size}) at non-singleton dimension 1": (
+            "w.q_norm and w.k_norm norm each head by itself: q and k are [T, heads, D] then. "
+            "x is normed with w.input_norm and w.mlp_norm"
+        ),
+        f"tensor a ({size})": (
+            "q and k are normed with w.q_norm and w.k_norm, which have a weight for each of D"
+        ),
+        f"tensor a ({wide})": (
+            "Python takes @ and * from left to right: put brackets around each product with @"
+        ),
+        f"tensor a ({hidden}) must match the size of tensor b ({size})": join,
+        f"tensor b ({size})": "The head dimension is len(w.q_norm)",
+        f"x{size} and": join,
+    }
+
+
 @torch.no_grad()
 def _judge_layer(
     name: str,
     function: Callable[..., Any],
     right: Callable[..., Any],
     slips: Slips,
-    call: Any,
-    then: Callable[[], str] | None = None,
+    call: Callable[..., Any],
+    then: Callable[[Any], str] | None = None,
 ) -> Verdict:
     first, *_, last, other = _layers()
-    weights, asked = first.weights._asdict(), [first.name]
+    weights = {f"w.{name}": w for name, w in first.weights._asdict().items()}
+    tokens = len(first.x)
     typed = (
         f"Right for the model's layers, wrong for {other.name}; is a size typed in?{CODE}The head "
         "dimension is len(w.q_norm); .flatten(1) joins any number of heads"
     )
 
     def asks(function: Callable[..., Any], case: str, *args: Any) -> Any:
-        asked[0] = case
-        return call(function, case, *args)
+        try:
+            return call(function, case, *args)
+        except Exception as error:
+            raise (CannotBe(typed) if case == other.name else error) from error
 
     def otherwise(got: Tensor, _: Tensor, case: str, *given: Any) -> str:
         if case == other.name:
@@ -789,51 +779,9 @@ def _judge_layer(
         return f"{case}; other numbers; {where or 'compare with steps 1 to 4 of exercise 6'}"
 
     def explain(error: Exception) -> str:
-        if asked[0] == other.name:
-            return typed
-        words = str(error)
-        if "AttentionResult" in words:
-            return "naive_attention gives the result and the shares; .out is the result"
-        if "same dtype" in words:
-            return "Numbers of numpy are float64; .float() makes a tensor float32"
-        heads = len(weights["q"]) // len(weights["q_norm"])
-        if f"tensor a ({len(first.x)}) must match the size of tensor b ({heads})" in words:
-            return (
-                "Scores that meet a mask [T, T] have the heads first: hqk. Angles need an axis for "
-                "the heads"
-            )
-        tokens, hidden = first.x.shape
-        turned = f"tensor a ({hidden}) must match the size of tensor b ({tokens})"
-        if turned in words or f"({len(weights['gate'])}x{tokens} and" in words:
-            return TO_THE_LEFT.format("a matrix such as w.gate.T")
-        if "broadcast" in words:
-            return (
-                "There are fewer K/V heads than query heads; give each query head one"
-                f"{CODE}k.repeat_interleave(group, dim=1)"
-            )
-        if "multiply up to" in words:
-            return "The head dimension is the number of weights in w.q_norm"
-        size, wide = (f"({len(weights[name])})" for name in ("q_norm", "gate"))
-        if f"tensor b {size} at non-singleton dimension 1" in words:
-            return (
-                "w.q_norm and w.k_norm norm each head by itself: q and k are [T, heads, D] then. "
-                "x is normed with w.input_norm and w.mlp_norm"
-            )
-        if f"tensor a {size}" in words:
-            return (
-                "q and k are normed with w.q_norm and w.k_norm, which have a weight for each of D"
-            )
-        if f"tensor a {wide}" in words:
-            return (
-                "Python takes @ and * from left to right: put brackets around each product with @"
-            )
-        if f"tensor b {size} at" in words and f"tensor a ({hidden})" not in words:
-            return "The head dimension is len(w.q_norm)"
-        if f"x{size[1:-1]} and" in words or f"tensor b {size}" in words:
-            return f"Join the heads before you multiply by w.o{CODE}.flatten(1)"
-        if why := _not_transposed(error, {f"w.{name}": w for name, w in weights.items()}):
+        if why := explained(error, _layer_errors(first)) or _not_transposed(error, weights):
             return why
-        if "multiplied" in words and f"({tokens}x" not in words:
+        if "multiplied" in str(error) and f"({tokens}x" not in str(error):
             return f"The tokens must stay the first axis when the heads are joined{CODE}.flatten(1)"
         return ""
 
@@ -866,27 +814,13 @@ ALL_HEADS_SLIPS: Slips = slips_of(
     """
     .masked_fill(~causal_mask(len(q), len(k)), -INF) →
         queries see later tokens: nobody brings the causal mask here, you have to make it
-    ~causal → causal
-        the mask is inverted; True means that a query MAY attend to the key
-    -INF → 0.0
-        forbidden scores are 0, and exp(0) is 1; make them −∞ before the softmax
     k.repeat_interleave(group, 1) → k.repeat(1, group, 1)
     v.repeat_interleave(group, 1) → v.repeat(1, group, 1)
         each query head reads K/V head h % n; neighbours share one ▸ repeat_interleave
-    k.repeat_interleave(group, 1) → k.repeat(1, group, 1)
-        each query head reads the K of K/V head h % n; V is right ▸ repeat_interleave
-    v.repeat_interleave(group, 1) → v.repeat(1, group, 1)
-        each query head reads the V of K/V head h % n; K is right ▸ repeat_interleave
     / q.shape[-1] ** 0.5 →
         the scores are not divided by √D
-    ** 0.5 →
-        the scores are divided by D; divide by √D
-    q.shape[-1] → len(q)
-        the scores are divided by √T; divide by √D, the size of the last axis of q
     dim=-1 → dim=-2
         the softmax runs over the queries; it must run over the keys
-    dim=-1 → dim=0
-        the softmax runs over the heads; it must run over the keys
     """,
 )
 
@@ -903,23 +837,24 @@ class _Counted(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
+def _num_calls(function: Callable[..., Any], heads: int, kv_heads: int) -> int:
+    _, *given = _other_sizes(heads, kv_heads)
+    with _Counted() as calls:
+        function(*given)
+    return calls.count
+
+
 def _loop_over_heads(function: Callable[..., Any]) -> str:
     """Does a layer call PyTorch more often where it has more heads? What to say then, else ""."""
-    counts = {}
-    for sizes in ((8, 4), (16, 8), (16, 4)):  # more groups, and larger ones
-        _, *given = _other_sizes(*sizes)
-        with _Counted() as calls:
-            function(*given)
-        counts[sizes] = calls.count
-    few = counts.pop((8, 4))
-    for (heads, kv_heads), many in counts.items():
-        if many != few:
-            return (
-                "right, but with a loop over heads, here or in what it calls: "
-                f"{few} calls of PyTorch with 8 query and 4 K/V heads, {many} with {heads} and "
-                f"{kv_heads}; compute all heads in one call, as naive_attention in section 4 does"
-            )
-    return ""
+    few = _num_calls(function, 8, 4)
+    many = max(_num_calls(function, 16, kv_heads) for kv_heads in (8, 4))  # or larger groups
+    if few == many:
+        return ""
+    return (
+        f"right, but with a loop over heads, here or in what it calls: {few} calls of PyTorch with "
+        f"8 query heads, {many} with 16; compute all heads in one call, as naive_attention in "
+        "section 4 does"
+    )
 
 
 def _with_heads(
@@ -942,51 +877,44 @@ def check_whole_layer(function: Callable[[Tensor, LayerWeights, Tensor], Tensor]
     """
     return _judge_layer(
         *("whole_layer", function, _with_heads(own.layer, _all_heads), WHOLE_SLIPS),
-        *(lambda function, _, *case: function(*case), lambda: _loop_over_heads(function)),
+        *(lambda function, _, *case: function(*case), _loop_over_heads),
     )
 
 
 # -- induction ------------------------------------------------------------------------------------
 
 
-def _score(queries: int, keys: int) -> Callable[[Tensor, int], Tensor]:
-    """The mean share of the second round's queries, and of keys, when both are moved."""
-
-    def score(shares: Tensor, period: int) -> Tensor:
-        second = torch.arange(period, 2 * period)
-        return shares[second + queries, second - period + keys].mean()
-
-    return score
+def _score(shares: Tensor, period: int) -> Tensor:
+    """The mean share that the queries of the second round give to their right keys."""
+    queries = torch.arange(period, 2 * period)
+    keys = queries - period + 1
+    return shares[queries, keys].mean()
 
 
-SCORE_SLIPS: Slips = {
-    "the sum of the shares; take their mean": lambda shares, period: (
-        period * _score(0, 1)(shares, period)
-    ),
-    "half the score: only the queries of the second round count": lambda shares, period: (
-        _score(0, 1)(shares, period) / 2
-    ),
-    f"the mean over all pairs of these queries and keys; one key belongs to each query{CODE}"
-    "shares[queries, keys] picks one share for each": lambda shares, period: shares[
-        period:, 1 : period + 1
-    ].mean(),
-    "the earlier place of the same token; the right place is the token after it": _score(0, 0),
-    "the token before it; take the token after": _score(0, -1),
-    "what each token gives to itself": lambda shares, period: shares.diagonal()[period:].mean(),
-    "what each token gives to the one before it": lambda shares, period: shares.diagonal(-1)[
-        period - 1 :
-    ].mean(),
-    "row and column are swapped; row = query": lambda shares, period: _score(0, 1)(
-        shares.T, period
-    ),
-    "it counts one query too many, the last of the first round; the second round begins at "
-    "position `period`": lambda shares, period: shares.diagonal(1 - period).mean(),
-    "one query is missing, the last; the second round is the positions period to 2·period − 1, and "
-    "`arange` leaves out its end": lambda shares, period: shares.diagonal(1 - period)[1:-1].mean(),
-    "the largest share of each row; the right place is known, wherever the head looks": (
-        lambda shares, period: shares[period:].amax(-1).mean()
-    ),
-}
+SCORE_SLIPS: Slips = slips_of(
+    _score,
+    """
+    .mean() → .sum()
+        the sum of the shares; take their mean
+    .mean() → .mean() / 2
+        half the score: only the queries of the second round count
+    shares[queries, keys] → shares[queries][:, keys]
+        the mean over all pairs of these queries and keys; one key belongs to each query
+        ▸ shares[queries, keys] picks one share for each
+    period + 1 → period
+        the earlier place of the same token; the right place is the token after it
+    shares[queries, keys] → shares[keys, queries]
+        row and column are swapped; row = query
+    arange(period, → arange(period - 1,
+        it counts one query too many, the last of the first round; the second round begins at
+        position `period`
+    2 * period) → 2 * period - 1)
+        one query is missing, the last; the second round is the positions period to 2·period − 1,
+        and `arange` leaves out its end
+    shares[queries, keys] → shares[queries].amax(-1)
+        the largest share of each row; the right place is known, wherever the head looks
+    """,
+)
 
 
 def check_induction_score(function: Callable[[Tensor, int], Tensor | float]) -> Verdict:
@@ -1003,7 +931,7 @@ def check_induction_score(function: Callable[[Tensor, int], Tensor | float]) -> 
         return value
 
     return judge(
-        *("induction_score", function, _score(0, 1)),
+        *("induction_score", function, _score),
         *([(one.softmax(-1), len(one) // 2) for one in scores], SCORE_SLIPS),
         "induction_score: right for 5 and for 3 tokens that are said twice",
         read=read,
@@ -1012,10 +940,9 @@ def check_induction_score(function: Callable[[Tensor, int], Tensor | float]) -> 
             f"with one right place: the token after the earlier one of its kind{CODE}that is "
             "period − 1 places before the query"
         ),
-        explain=lambda error: (
-            "period is 5 here, so the positions are 0 to 9; the second round is 5 to 9"
-            * isinstance(error, IndexError)
-        ),
+        explain={
+            IndexError: "period is 5 here, so the positions are 0 to 9; the second round is 5 to 9"
+        },
     )
 
 
@@ -1037,14 +964,6 @@ BYTES_SLIPS: Slips = {
         "count K/V heads, not query heads": lambda c: c.group_size,
         "it counts query heads, not K/V heads, and K and V are two tensors; where two query heads "
         "share a K/V head, the two mistakes cancel": lambda c: c.group_size / 2,
-        "the size of a group is the number of query heads that share a K/V head; count the K/V "
-        "heads": lambda c: c.group_size / c.num_key_value_heads,
-        "bytes, not bits": lambda c: 8,
-        "bytes, not KiB": lambda c: 2**-10,
-        "every K/V head has its own K and V: times the K/V heads": lambda c: (
-            1 / c.num_key_value_heads
-        ),
-        "a K/V head has head_dim numbers: times head_dim": lambda c: 1 / c.head_dim,
         "right here by chance: in Qwen3-0.6B the hidden size, 1024, is K/V heads · head_dim, "
         "8 · 128; in other models it is not": lambda c: (
             c.hidden_size / (c.num_key_value_heads * c.head_dim)
@@ -1069,16 +988,6 @@ def check_kv_bytes(function: Callable[[ModelConfig, int], int], config: ModelCon
     changed = {replace(config, **{name: value}): name for name, value in changes.items()}
     cases = [(config, 2), (config, 4), *((c, 2) for c in changed), (replace(config, **changes), 2)]
 
-    def read(got: Any) -> float:
-        if (value := number(got)) is None:
-            raise CannotBe(f"got {got!r}; return one number")
-        return value
-
-    def explain(error: Exception) -> str:
-        if "not subscriptable" in str(error):
-            return "The numbers of a config are its attributes: write config.head_dim"
-        return f"Its numbers are {', '.join(changes)}" * isinstance(error, AttributeError)
-
     def otherwise(got: float, want: float, c: ModelConfig, _: int) -> str:
         if function(config, 2) == function(config, 4):
             return "the same for 2 and for 4 bytes per number; use the argument"
@@ -1092,16 +1001,19 @@ def check_kv_bytes(function: Callable[[ModelConfig, int], int], config: ModelCon
                 f"right for this model; with {name}={changes[name]} it must be {want:,.0f}; is "
                 f"its number typed in?{CODE}config.{name}"
             )
-        return "count K and V, layers, K/V heads"
+        return "count K and V, layers, K/V heads, and the numbers of a head"
 
     return judge(
         *("kv_bytes", function, _kv_bytes, cases, BYTES_SLIPS),
         f"kv_bytes: {_kv_bytes(config, 2):,} bytes per token; right for {len(cases) - 2} other "
         "configs as well",
-        read=read,
+        read=read_number("return one number"),
         where=lambda got, *_: f"{got:,.16g}",
         otherwise=otherwise,
-        explain=explain,
+        explain={
+            "not subscriptable": "The numbers are its attributes: write config.head_dim",
+            AttributeError: f"Its numbers are {', '.join(changes)}",
+        },
     )
 
 

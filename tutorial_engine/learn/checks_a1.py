@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tutorial_engine.learn.judge import Slips, alike, judge, slips_of
-from tutorial_engine.learn.verdict import CannotBe, Verdict
+from tutorial_engine.learn.verdict import CannotBe, Explain, Verdict
 from tutorial_engine.parallel.sent import send
 
 # (x [T, hidden], gate, up [I, hidden], down [hidden, I], rank, num_ranks) → [T, hidden]
@@ -30,21 +30,12 @@ RANK_SLIPS: Slips = slips_of(
     """
     slice(rank * size, (rank + 1) * size) → slice(None)
         this is the whole MLP; the sum over the ranks would be num_ranks times too large
-    slice(rank * size, (rank + 1) * size) → slice(None)
-    down[:, own].T → down.T / num_ranks
-        it is divided by num_ranks; partial sums are added up, so none of them is a mean
     slice(rank * size, (rank + 1) * size) → slice(size)
         every rank takes the features of rank 0; begin at rank * size
-    rank * size, (rank + 1) * size → (num_ranks - 1 - rank) * size, (num_ranks - rank) * size
-        rank 0 has the first features; the order is the other way round
     slice(rank * size, (rank + 1) * size) → slice(rank, None, num_ranks)
         each rank takes every num_ranks-th feature; it has neighbours
-    rank * size, (rank + 1) * size → (rank - 1) * size, rank * size
-        that begins one rank too early: rank 0 has the first features, from rank * size on
     slice(rank * size, (rank + 1) * size) → slice(rank, rank + size)
         the slice begins at rank; each rank has `size` features, so begin at rank * size
-    slice(rank * size, (rank + 1) * size) → slice(rank, size)
-        the slice begins at rank and ends at size; write rank * size and (rank + 1) * size
     slice(rank * size, (rank + 1) * size) → slice(0, size) if rank == 0 else slice(size, None)
         that is right for two ranks only; there can be more, so end at (rank + 1) * size
     (rank + 1) * size) → size)
@@ -53,14 +44,8 @@ RANK_SLIPS: Slips = slips_of(
         the last feature of the rank is missing; a slice ends before its second number
     len(gate) // num_ranks → len(gate) // 2
         the size is that of two ranks; divide by num_ranks
-    len(gate) // num_ranks → len(down)
-        len(down) is the number of x's numbers, not of features; write len(gate) // num_ranks
     len(gate) // num_ranks → len(down) // num_ranks
         the size comes from the numbers of x; a rank has a share of the features, len(gate) of them
-    len(gate) // num_ranks → x.shape[1] // 2 // num_ranks
-        the size comes from the numbers of x; divide len(gate), for an MLP of any shape
-    len(gate) // num_ranks → 256
-        rank 0 does all the work, or the size is a fixed number; write len(gate) // num_ranks
     len(gate) // num_ranks → len(x) // num_ranks
         the size is a number of tokens; a rank has a share of the features, len(gate) of them
     len(gate) // num_ranks → len(x) // num_ranks
@@ -68,11 +53,6 @@ RANK_SLIPS: Slips = slips_of(
     (x @ up[own].T) → (x[own] @ up.T)
     down[:, own] → down
         the tokens are cut; every rank has all tokens, and some of the features
-    len(gate) // num_ranks → x.shape[1] // num_ranks
-    (x @ gate[own].T) → (x[:, own] @ gate[:, own].T)
-    (x @ up[own].T) → (x[:, own] @ up[:, own].T)
-    down[:, own] → down
-        x is cut; every rank has all numbers of x, and some of the inner features
     return (F.silu → return x + (F.silu
         x itself is added; the layer does this once, after the sum over the ranks
     down[:, own].T → down[:, own].T / num_ranks
@@ -81,8 +61,6 @@ RANK_SLIPS: Slips = slips_of(
         the product with down is missing; it makes the numbers of x again from the features
     F.silu(x @ gate[own].T) → (x @ gate[own].T)
         silu is missing
-    F.silu( → torch.sigmoid(
-        that is the sigmoid; silu(x) is x * sigmoid(x)
     F.silu(x @ gate[own].T) * (x @ up[own].T) → F.silu((x @ gate[own].T) * (x @ up[own].T))
         silu belongs to the gate's product alone
     F.silu(x @ gate[own].T) * (x @ up[own].T) → F.silu(x @ up[own].T) * (x @ gate[own].T)
@@ -90,40 +68,26 @@ RANK_SLIPS: Slips = slips_of(
     """,
 )
 SIZE = INNER // CASES[0][1]
-UNFIT = {  # the shapes of the first case that PyTorch could not multiply → why
-    f"{TOKENS}x{SIZE} and {INNER}x{HIDDEN}": "down is whole; take the columns of own features",
-    f"{TOKENS}x{SIZE} and {HIDDEN}x{INNER}": "down is whole; take the columns of own features",
-    f"{TOKENS}x{INNER} and {SIZE}x{HIDDEN}": "gate and up are whole; take the rows of own features",
-    f"{TOKENS}x{SIZE} and {INNER}x{SIZE}": "a feature is a column of down, not a row",
-    f"{TOKENS}x{HIDDEN} and {SIZE}x{INNER}": "a feature is a row of gate and of up, not a column",
-    f"{TOKENS}x{SIZE} and {HIDDEN}x{SIZE}": (
+WHOLE = "down is whole; take the columns of own features"
+RANK_ERRORS: Explain = {  # shapes: of the first case
+    "process group": "The all-reduce is done after your function; return the partial sum alone",
+    "must be integers": "`/` makes 3.0 of 6 / 2, and an index is a whole number; divide with `//`",
+    f"tensor a ({SIZE}) must match the size of tensor b ({INNER})": (
+        "up is whole, and gate is cut: take the rows of own features of both"
+    ),
+    f"({TOKENS}x{SIZE} and {INNER}x{HIDDEN})": WHOLE,
+    f"({TOKENS}x{SIZE} and {HIDDEN}x{INNER})": WHOLE,
+    f"({TOKENS}x{INNER} and": "gate and up are whole; take the rows of own features",
+    f"({TOKENS}x{SIZE} and {INNER}x{SIZE})": "a feature is a column of down, not a row",
+    f"and {SIZE}x{INNER})": "a feature is a row of gate and of up, not a column",
+    f"({TOKENS}x{SIZE} and {HIDDEN}x{SIZE})": (
         "the part of down is not transposed, or it is twice (F.linear transposes by itself); or x "
         "is cut, and every rank has all of x"
     ),
-    f"{TOKENS}x{HIDDEN} and {SIZE}x{HIDDEN}": (
+    f"({TOKENS}x{HIDDEN} and": (
         "gate or up is not transposed, or it is twice (F.linear transposes by itself)"
     ),
-    f"{TOKENS}x{HIDDEN} and {INNER}x{HIDDEN}": "gate or up is not transposed; write .T",
 }
-
-
-def _why(error: Exception) -> str:
-    if "process group" in str(error):
-        return "The all-reduce is done after your function; return the partial sum alone"
-    if isinstance(error, TypeError) and "integer" in str(error):
-        return "`/` makes 3.0 of 6 / 2, and an index is a whole number; divide with `//`"
-    if f"tensor a ({SIZE}) must match the size of tensor b ({INNER})" in str(error):
-        return "up is whole, and gate is cut: take the rows of own features of both"
-    return next((why for shapes, why in UNFIT.items() if f"({shapes})" in str(error)), "")
-
-
-def _not_the_sums(rank: int, num_ranks: int) -> str:
-    size = INNER // num_ranks
-    own = f"{rank * size} to {(rank + 1) * size - 1} (of 0 to {INNER - 1})"
-    return (
-        f"these are not the sums of its features' products; this rank has features {own} (is the "
-    )
-    "formula another one?)"
 
 
 def check_rank_mlp(function: RankMlp) -> Verdict:
@@ -143,7 +107,7 @@ def check_rank_mlp(function: RankMlp) -> Verdict:
                 raise CannotBe(f"it changes {name}; the other layers or requests may need it")
         return answer
 
-    def cannot_travel() -> str:
+    def cannot_travel(function: RankMlp) -> str:
         try:
             send(function)
         except ValueError:
@@ -153,12 +117,17 @@ def check_rank_mlp(function: RankMlp) -> Verdict:
             )
         return ""
 
+    def otherwise(got: Tensor, want: Tensor, *case: Any) -> str:
+        size = INNER // case[-1]
+        own = f"{case[-2] * size} to {(case[-2] + 1) * size - 1} (of 0 to {INNER - 1})"
+        return f"these are not the sums of its features' products; this rank has features {own}"
+
     return judge(
         *("rank_mlp", function, _part, [(x, gate, up, down, *case) for case in CASES], RANK_SLIPS),
         "rank_mlp: the partial sums of 2, 3, 4 and 6 ranks add up to the whole MLP",
         where=lambda got, x, gate, up, down, rank, n: f"rank={rank}, num_ranks={n}",
-        otherwise=lambda got, want, *case: _not_the_sums(*case[-2:]),
+        otherwise=otherwise,
         call=asked,
-        explain=_why,
+        explain=RANK_ERRORS,
         then=cannot_travel,
     )
