@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tutorial_engine.learn.judge import Slips, judge, rewritten, slips_of
+from tutorial_engine.learn.judge import Slips, judge, slips_of
 from tutorial_engine.learn.own_memory import block_attention as right
 from tutorial_engine.learn.own_memory import slots
 from tutorial_engine.learn.verdict import SHAPES, CannotBe, Explain, Verdict, close
@@ -113,6 +113,8 @@ BLOCK_SLIPS: Slips = {
         these are keys; the weights belong to the values, v_pool
     (scores - new_largest).exp() → scores.softmax(0)
         the weights are exp(scores − new m), not a softmax of the block: divide once, at the end
+    math.exp(largest - new_largest) → math.exp(new_largest - largest) if start else 0.0
+        the factor is exp(old m − new m), which is below 1: not exp(new m − old m)
     total * correction + weights.sum() → weights.sum()
     out * correction + weights → weights
         only the last block is left: add to what the blocks before gave, and keep the new m as m
@@ -132,13 +134,6 @@ BLOCK_SLIPS: Slips = {
     "together must sum to 1": lambda *case: _each_block(*case).mean(0),
     "each block has a softmax of its own, and these are added; the weights of all blocks together "
     "must sum to 1": lambda *case: _each_block(*case).sum(0),
-    "the factor is exp(old m − new m), which is below 1: not exp(new m − old m)": rewritten(
-        right,
-        (
-            "math.exp(largest - new_largest)",
-            "math.exp(new_largest - largest) if start else 0.0",
-        ),
-    ),
 }
 
 

@@ -95,23 +95,16 @@ PLANS: tuple[tuple[Work, Work, int, int], ...] = (
 )
 
 
-def _one_each(work: Work) -> Work:
-    return [(name, 1) for name, _ in work]
-
-
-PLAN_SLIPS: Slips = {
-    "a request that runs already may have more than 1 token left: run them": (
-        lambda running, *case: right_plan(_one_each(running), *case)
-    ),
-    "keep the order of the lists: who has fewer tokens does not go first": (
-        lambda running, waiting, budget, most: right_plan(
-            [],
-            sorted([*running, *waiting[: most - len(running)]], key=lambda w: w[1]),
-            budget,
-            most,
-        )
-    ),
-}
+PLAN_SLIPS: Slips = slips_of(
+    right_plan,
+    """
+    in [*running → in [*((name, 1) for name, _ in running)
+        a request that runs already may have more than 1 token left: run them
+    in [*running → in sorted([*running
+    len(running))]]: → len(running))]], key=lambda one: one[1]):
+        keep the order of the lists: who has fewer tokens does not go first
+    """,
+)
 
 
 def check_plan(function: Callable[[Work, Work, int, int], Mapping[str, int]]) -> Verdict:
