@@ -924,6 +924,14 @@ class PutsInFloat64(InFloat64):
         self.k[layer, batch.positions] = k
 
 
+class CopiesInPlace(MyStaticCache):
+    def update(self, layer: int, k: Tensor, v: Tensor, batch: Any) -> Any:
+        start, end = int(batch.positions[0]), int(batch.positions[-1]) + 1
+        for room, new in ((self.k[layer], k), (self.v[layer], v)):
+            room[:end] = torch.cat((room[:start], new))
+        return [(self.k[layer, :end], self.v[layer, :end])]
+
+
 class NoMemory(MyStaticCache):
     def __init__(self, config: ModelConfig, max_len: int) -> None: ...
 
@@ -1099,6 +1107,7 @@ EXERCISES |= {
             (AnyLength, "is a size typed in?"),
             (InBf16, "in torch.bfloat16, and rounds it"),
             (PutsInFloat64, "Keep the dtype of k and v"),
+            (CopiesInPlace, "it writes old k and v again"),
             (static_with("pass"), "layer 0: the new k is not written into the memory"),
             (static_with("self.k[layer, start:end] = k"), "the new v is not written into the"),
             (IntoACopy, "layer 0: the new k is not written into the memory"),

@@ -90,7 +90,7 @@ def _updates(make_cache: Callable[..., Any], *sizes: Any) -> list[Sequence[Tenso
         layers, heads = config.num_hidden_layers, config.num_key_value_heads
         dim = config.head_dim
     try:
-        with _EmptyIsNan():
+        with _Watch():
             cache = make_cache(*sizes)
     except TypeError as error:
         given = f"{make_cache.__name__}({'config, max_len' if sizes else ''})"
@@ -107,16 +107,21 @@ def _updates(make_cache: Callable[..., Any], *sizes: Any) -> list[Sequence[Tenso
     return found
 
 
-class _EmptyIsNan(TorchDispatchMode):
-    """Memory that `torch.empty` makes inside the block is NaN.
+class _Watch(TorchDispatchMode):
+    """Notes the most numbers that are joined inside the block; memory of `torch.empty` is NaN.
 
     It may hold tensors of an earlier check, and these would be taken for what was written.
     """
 
+    most_joined = 0
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        is_empty = func.overloadpacket.__name__.startswith(("empty", "new_empty"))
-        return result.fill_(torch.nan) if is_empty and result.is_floating_point() else result
+        result, name = func(*args, **(kwargs or {})), func.overloadpacket.__name__
+        if name.startswith(("empty", "new_empty")) and result.is_floating_point():
+            result.fill_(torch.nan)
+        if name == "cat" and result.is_floating_point():
+            self.most_joined = max(self.most_joined, result.numel())
+        return result
 
 
 def _pair(got: object) -> Sequence[Tensor]:
@@ -219,7 +224,8 @@ def _sizes(layers: int, heads: int, dim: int, room: int) -> tuple[ModelConfig, i
 def _why_not_static(make_cache: Callable[..., Any]) -> str:
     """Right numbers: in memory that was allocated once, and of the right size? "" if so."""
     layers, heads, dim, room = SIZES[0]
-    found = _updates(make_cache, *_sizes(*SIZES[0]))
+    with _Watch() as watch:
+        found = _updates(make_cache, *_sizes(*SIZES[0]))
     for before, after in zip(found, found[layers:], strict=False):
         for name, old, new in zip("kv", before, after, strict=True):
             if not same_memory(old, new):
@@ -228,6 +234,8 @@ def _why_not_static(make_cache: Callable[..., Any]) -> str:
                     "the memory that __init__ made, and return a view of it"
                     f"{CODE}self.k[layer, :end]"
                 )
+    if watch.most_joined > NEW[0] * heads * dim:
+        return "it writes old k and v again, into the same memory; write only the new ones"
     every = {x.untyped_storage().data_ptr(): x for pair in found for x in pair}
     held = sum(x.untyped_storage().nbytes() // x.element_size() for x in every.values())
     if held == (needed := 2 * layers * room * heads * dim):
