@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from copy import deepcopy
-from functools import cache
+from functools import cache, partial
 from textwrap import dedent
 from typing import Any
 
@@ -103,22 +103,15 @@ def judge(
     """
     body = body or function
 
-    def answer_to(case: tuple[Any, ...]) -> Any:
-        answer = call(function, *deepcopy(case))
-        if (bad := not_done(name, answer, body)) is not None:
+    def answer_of(one: Function, case: tuple[Any, ...]) -> Any:
+        answer = call(one, *deepcopy(case))
+        if one is function and (bad := not_done(name, answer, body)) is not None:
             raise Told(bad)
         return read(answer)
 
-    def is_it(slip: Function, answers: Sequence[Any]) -> bool:
-        with suppress(Exception):
-            pairs = zip(answers, cases, strict=False)
-            theirs = ((mine, read(call(slip, *deepcopy(case)))) for mine, case in pairs)
-            return all(alike(mine, other, tolerance) for mine, other in theirs)
-        return False
-
     def run() -> Verdict:
-        wants = [read(call(right, *deepcopy(case))) for case in cases]
-        answers, error = _until_one_raises(answer_to, cases)
+        wants = [answer_of(right, case) for case in cases]
+        answers, error = _until_one_raises(partial(answer_of, function), cases)
         pairs = enumerate(zip(answers, wants, strict=False))
         first = next((i for i, pair in pairs if not alike(*pair, tolerance)), None)
         if first is None:
@@ -131,7 +124,8 @@ def judge(
             return still_a_gap(name)
         got, want, case = answers[first], wants[first], cases[first]
         place = f"{where(got, *case)}; " if where else ""
-        why = next((words for words, slip in slips.items() if is_it(slip, answers)), "")
+        theirs = {why: partial(answer_of, slip) for why, slip in slips.items()}
+        why = _slip_in(answers, cases, theirs, tolerance)
         why = why or _too_short(got, want)
         if not why and isinstance(want, Tensor) and (bad := wrong_shape(name, got, want)):
             return bad
@@ -150,6 +144,16 @@ def _until_one_raises(answer_to: Function, cases: Sequence[Any]) -> tuple[list[A
     except Exception as error:  # where an answer before it is wrong, that is told
         return answers, error
     return answers, None
+
+
+def _slip_in(answers: Sequence[Any], cases: Sequence[Any], slips: Slips, tolerance: float) -> str:
+    """The words of the slip that gives these answers; "" if none does."""
+    for words, slip in slips.items():
+        with suppress(Exception):
+            pairs = zip(answers, cases, strict=False)
+            if all(alike(mine, slip(case), tolerance) for mine, case in pairs):
+                return words
+    return ""
 
 
 def read_number(why: str, kind: Callable[[Any], Any] = number) -> Callable[[Any], Any]:
