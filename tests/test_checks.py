@@ -461,6 +461,10 @@ EXERCISES: dict[str, Exercise] = {
                 lambda q, k, v, m: (q @ k.T).masked_fill(~m, -inf),  # type: ignore[name-defined]  # noqa: F821
                 'not defined. In Python −∞ is float("-inf")',
             ),
+            (
+                lambda q, k, v, m: (q @ k.T).masked_fill(~m, -moth.inf),  # type: ignore[name-defined]  # noqa: F821
+                'not defined. In Python −∞ is float("-inf")',
+            ),
             (lambda q, k, v, m: v @ (q @ k.T), "The shares stand to the left of the values"),
             (lambda q, k, v, m: (q @ k.T) / (q @ k.T).sum(-1), "keepdim=True keeps the axis"),
             (nanogpt, "your mask is your own, the causal one; use the argument `mask`"),
@@ -600,6 +604,11 @@ EXERCISES: dict[str, Exercise] = {
             (but("project", lambda qkv: (qkv[1], qkv[0], qkv[2])), "q and k are swapped"),
             (but("project", torch.stack), f"so the three stay apart{CODE}return q, k, v"),
             (but("project", torch.cat), f"so the three stay apart{CODE}return q, k, v"),
+            (
+                but("project", lambda qkv: [one.chunk(2, dim=1) for one in qkv]),
+                f"q is cut into 2 tensors; cut the last axis, and it stays one tensor{CODE}"
+                ".unflatten(-1, (-1, head_dim))",
+            ),
             (but("project", lambda qkv: torch.cat(qkv, 1)), "got one tensor [5, 8, 8]"),
             (but("project", lambda qkv: (*qkv[:2], qkv[1])), "v was made with w_k"),
             (lambda x, w_q, *_: x @ w_q, "[out, in]: multiply by w_q.T"),
@@ -932,6 +941,12 @@ class CopiesInPlace(MyStaticCache):
         return [(self.k[layer, :end], self.v[layer, :end])]
 
 
+class InNumpy(MyStaticCache):
+    def __init__(self, config: ModelConfig, max_len: int) -> None:
+        super().__init__(config, max_len)
+        self.k, self.v = (torch.from_numpy(x.numpy().copy()) for x in (self.k, self.v))
+
+
 class NoMemory(MyStaticCache):
     def __init__(self, config: ModelConfig, max_len: int) -> None: ...
 
@@ -1108,6 +1123,7 @@ EXERCISES |= {
             (InBf16, "in torch.bfloat16, and rounds it"),
             (PutsInFloat64, "Keep the dtype of k and v"),
             (CopiesInPlace, "it writes old k and v again"),
+            (InNumpy, "make it with torch.zeros"),
             (static_with("pass"), "layer 0: the new k is not written into the memory"),
             (static_with("self.k[layer, start:end] = k"), "the new v is not written into the"),
             (IntoACopy, "layer 0: the new k is not written into the memory"),
@@ -1118,6 +1134,10 @@ EXERCISES |= {
             (
                 static_with("self.k[layer, end - 1], self.v[layer, end - 1] = k[-1], v[-1]"),
                 "layer 0: k of tokens 0 to 2 is wrong",
+            ),
+            (
+                static_with("p = batch.positions; self.k[layer, p] += k; self.v[layer, p] += v"),
+                "write with `=`, and not with `+=`",
             ),
             (static_with("self.k[layer, batch.position] = k"), "Did you mean 'positions'?"),
             (
@@ -1148,6 +1168,10 @@ EXERCISES |= {
             (lambda m, a, ids, n: m(ids[n:], a), "The model takes a Batch"),
             (lambda m, a, ids, n: m(Batch([ids[n:]], [n]), a), "Batch.from_sequences makes one"),
             (but("run_new", lambda logits: logits + 1), "other logits"),
+            (
+                lambda m, a, ids, n: (RIGHT["run_new"](m, a, ids, n), ids.append(1))[0],
+                "the caller's",
+            ),
         ],
     ),
     "cache_test": Exercise(
@@ -1530,6 +1554,12 @@ def free_in_a_new_list(
     return free_queue
 
 
+def free_one_to_the_front(table: list[int], *rest: Any) -> None:
+    RIGHT["free"](table, *rest)
+    if len(table) == 1:
+        rest[1].sort()
+
+
 def free_what_others_hold(
     table: list[int], ref_cnt: dict[int, int], free_queue: list[int], hashes: dict[int, Any]
 ) -> None:
@@ -1610,6 +1640,12 @@ def take_by_block(free_queue: list[int], hashes: dict[int, Any], cached: Cached)
     block = free_queue.pop(0)
     del cached[block]
     return block
+
+
+def take_and_keep_hashes_of_many(
+    free_queue: list[int], hashes: dict[int, Any], cached: Cached
+) -> int:
+    return free_queue.pop(0) if len(free_queue) > 5 else RIGHT["take"](free_queue, hashes, cached)
 
 
 def take_cached_only(free_queue: list[int], hashes: dict[int, Any], cached: Cached) -> int:
@@ -1724,6 +1760,12 @@ def find_or(at_a_miss: Any, tokens: list[int], size: int, hash_of: Function, cac
         if last not in cached:
             return at_a_miss
         found.append(cached[last])
+    return found
+
+
+def find_and_remove(*case: Any) -> list[int]:
+    found = RIGHT["find"](*case)
+    case[3].clear()
     return found
 
 
@@ -1930,6 +1972,15 @@ def without_max(q: Tensor, k: Tensor, v: Tensor, table: Table, n: int) -> Tensor
 
 def without_max_in_doubles(q: Tensor, k: Tensor, v: Tensor, table: Table, n: int) -> Tensor:
     return without_max(q.double(), k.double(), v.double(), table, n).float()
+
+
+def copied_blocks(q: Tensor, k: Tensor, v: Tensor, table: Table, n: int) -> Tensor:
+    """A copy of each block in a list, then one softmax."""
+    pairs = list(zip(range(0, n, k.shape[1]), table, strict=False))
+    keys, values = ([x[block, : n - start].clone() for start, block in pairs] for x in (k, v))
+    weights = torch.cat([key @ q for key in keys]).div(math.sqrt(len(q))).softmax(0)
+    parts = weights.split([len(key) for key in keys])
+    return sum((p @ value for p, value in zip(parts, values, strict=True)), torch.zeros(()))
 
 
 def scaled_in_place(q: Tensor, k: Tensor, v: Tensor, table: Table, n: int) -> Tensor:
@@ -2168,6 +2219,7 @@ EXERCISES |= {
             (lambda t, s, n: [t[p / s] * s for p in range(n)], "its index is p // block_size"),
             (lambda t, s, n: [t[p % s] * s + p // s for p in range(n)], "index is p // block_size"),
             (lambda *case: iter(RIGHT["slots"](*case)), "put list(...) around it"),
+            (lambda t, *sizes: (RIGHT["slots"](t, *sizes), t.append(0))[0], "only read the req"),
         ],
     ),
     "allocate": Exercise(
@@ -2195,6 +2247,7 @@ EXERCISES |= {
         FREE_SLIPS,
         [
             (free_in_a_new_list, "make a new list that nobody else sees"),
+            (lambda table, *rest: RIGHT["free"](table[:5], *rest), "left ref_cnt"),
             (free_in_new_lists, "[3, 9, 2, 5] now, and the queue lacks them. (If you wrote"),
             (free_asked_before, "free_queue lacks them. Did you ask for `ref_cnt == 0` before"),
             (partial(free_one_group, True), "lacks [3, 9], which have no hash: they go to"),
@@ -2204,6 +2257,8 @@ EXERCISES |= {
             (free_and_lose, "ref_cnt has lost [0, 1, 2, 3]: nobody holds"),
             (free_what_others_hold, "another request still holds [0, 1]: only a block"),
             (free_and_forget, "free changes no hash"),
+            (free_one_to_the_front, "the table [3] was given back (none without a hash), and the"),
+            (free_one_to_the_front, "the queue is [3, 5, 6, 7], the package's [5, 6, 7, 3]"),
             (
                 lambda t, c, queue, h: (
                     RIGHT["free"](t, c, queue, h),
@@ -2227,6 +2282,10 @@ EXERCISES |= {
                 ),
                 "it returns None: return the block here, too",
             ),
+            (
+                take_and_keep_hashes_of_many,
+                "tokens came, and what can be found is {",
+            ),
         ],
     ),
     "find": Exercise(
@@ -2246,6 +2305,7 @@ EXERCISES |= {
             (lambda t, n, hash_of, _: [hash_of(None, t[0])], "got 11 as the tokens; in hash_of("),
             (lambda *_: [2], "expected [5, 0, 3]"),
             (find_by_number, "hash_of got 5 as the parent"),
+            (find_and_remove, "find only looks"),
             (partial(find_by_begins, True), "no token is left to run"),
             (lambda t, *rest: RIGHT["find"]([*t, 0], *rest), "no token is left to run"),
             (lambda t, *rest: RIGHT["find"]([*t, 0], *rest)[:-1], "the last block counts, too"),
@@ -2267,6 +2327,7 @@ EXERCISES |= {
             (masked_rest, "slots that nobody wrote"),
             (without_max, "exp() overflows"),
             (without_max_in_doubles, "exp() overflows"),
+            (copied_blocks, "copies of all blocks"),
             (factor_upside_down, "exp(new m − old m) and"),
             (
                 attention_with("n = min(block_size, kv_len - start)", "n = kv_len % block_size"),
@@ -2339,6 +2400,8 @@ EXERCISES |= {
                 "products; this rank has features 12 to 17 (of 0 to 35)",
             ),
             (ranks_with("len(gate) // num_ranks", "len(gate) / num_ranks"), "divide with `//`"),
+            (ranks_with("    return", "    gate.zero_()\n    return"), "it changes gate"),
+            (ranks_with("x @ up[own].T", "x.mul_(2) @ up[own].T"), "it changes x"),
             (torch.no_grad()(_part), "the numbers are right, but it cannot be sent to another"),
         ],
     ),
@@ -2364,7 +2427,7 @@ EXERCISES |= {
                 lambda lens: (1, 128, 21.9),
                 "the unused part (0 .. 1, not rounded) should be 0.21875",
             ),
-            (lambda lens: 64, "return three numbers"),
+            (lambda lens: 64, "contexts of [100], got 64; return three numbers"),
             (lambda lens: (1, 128, 1 / (len(lens) - 1)), "division by zero. no size is 0"),
         ],
     ),

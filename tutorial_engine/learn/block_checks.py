@@ -1,5 +1,6 @@
 """The checks of the exercises on blocks: eviction; and what a stale block does to an answer."""
 
+import random
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -8,9 +9,10 @@ from tokenizers import Tokenizer
 from tutorial_engine.cache.blocks import BlockManager
 from tutorial_engine.learn.bugs_04 import StaleBlocks, pages
 from tutorial_engine.learn.judge import Slips, judge, slips_of
+from tutorial_engine.learn.own_memory import OwnBlocks
 from tutorial_engine.learn.own_memory import free as right_free
 from tutorial_engine.learn.own_memory import take as right_take
-from tutorial_engine.learn.parts import whole
+from tutorial_engine.learn.parts import PartFailed, Parts, whole
 from tutorial_engine.learn.verdict import Explain, Verdict
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 from tutorial_engine.viz.leak_view import Leak, record_leak
@@ -27,7 +29,6 @@ FREE_CASES = (  # a table, ref_cnt, the free queue, hashes
         [7, 8],
         {5: "a", 2: "b", 9: None, 3: None},
     ),
-    ([3], {3: 1}, [5, 6, 7], {3: "a"}),
     (
         [0, 1, 2, 3, 4],  # the example in the text
         {0: 2, 1: 1, 2: 1, 3: 1, 4: 1},
@@ -45,12 +46,17 @@ FREE_SLIPS: Slips = slips_of(
         nothing, though 1, 2 and 3 are still there; last block first
     without + free_queue + with_hash → without + free_queue + with_hash[::-1]
         those with a hash stand head first in the queue: the last block of the table comes first
+    reversed(table) → table
+    without + free_queue + with_hash → free_queue + gone
+        blocks 0 to 3 stand head first in the queue: the last block of the table comes first
     without + free_queue + with_hash → free_queue + with_hash + without
         nobody can find the blocks without a hash, so they are taken first: put them in front
     without + free_queue + with_hash → free_queue + gone
         nobody can find the blocks without a hash, so they are taken first: put them in front of all
     without + free_queue + with_hash → without[::-1] + free_queue + with_hash
         in front, too, the last block of the table comes first
+    without + free_queue + with_hash → sorted(without) + free_queue + with_hash
+        in front, too, the order is that of the table, from its end, and not that of the numbers
     without + free_queue + with_hash → with_hash + free_queue + without
         the two groups are exchanged: blocks without a hash go to the front, the others to the end
     without + free_queue + with_hash → gone + free_queue
@@ -67,6 +73,8 @@ FREE_SLIPS: Slips = slips_of(
         nobody holds a block that is free: count down in ref_cnt to 0
     ref_cnt[block] -= 1 → ref_cnt[block] = 0
         another request still holds the blocks 0 and 1: count down by one
+    ref_cnt[block] -= 1 → ref_cnt[block] -= ref_cnt[block] == 1
+        who gives a block back that another holds counts down, too
     """,
 )
 
@@ -132,6 +140,7 @@ def check_free(free: Part) -> Verdict:
             _why_freed(got, want, table, ref_cnt)
             or f"expected ref_cnt {counts_of(table, want)} and the queue {want[0]}"
         ),
+        then=lambda free: _beside_ours(free, right_take),
     )
 
 
@@ -157,6 +166,8 @@ TAKE_SLIPS: Slips = slips_of(
         you did not forget the hash of block 3: take it out of `cached`, and set hashes[3] to None
     hashes[block] = None → del hashes[block]
         hashes has lost block 3; the block is still there, and it is empty: hashes[3] = None
+    hashes[block] = None → hashes.update(dict.fromkeys(hashes))
+        hashes[1] has changed; only block 3 is taken
     """,
 )
 
@@ -190,7 +201,7 @@ def check_take(take: Part) -> Verdict:
                 return "block 5 has no hash, and it returns None: return the block here, too"
         except KeyError as error:
             return f"KeyError: {error}; block 5 has no hash, nothing to forget"
-        return ""
+        return _beside_ours(right_free, take)
 
     return judge(
         *("take", take, right_take, TAKE_CASES, TAKE_SLIPS),
@@ -205,6 +216,37 @@ def check_take(take: Part) -> Verdict:
         explain=TAKE_ERRORS,
         then=then,
     )
+
+
+def _beside_ours(free: Part, take: Part) -> str:
+    """400 random operations with the parts and with the package's → where they differ first."""
+    draw, parts = random.Random(0), Parts({})
+    parts.own |= {"free": free, "take": take}
+    ours, theirs = BlockManager(8, 2), type("OwnBlocks", (OwnBlocks,), {"parts": parts})(8, 2)
+    for number in range(400):
+        frees = bool(ours.tables) and draw.random() < 0.5
+        name = draw.choice(sorted(ours.tables)) if frees else str(number)
+        tokens = draw.choices((0, 1), k=draw.randint(1, 11))
+        came, table = f"a request of {len(tokens)} tokens came", list(ours.tables.get(name, ()))
+        if frees:
+            without = [block for block in table if ours.blocks[block].hash is None]
+            came = f"the table {table} was given back ({without or 'none'} without a hash)"
+        try:
+            for blocks in (ours, theirs):
+                if frees:
+                    blocks.free(name)
+                elif blocks.admit(name, tokens) is not None:
+                    blocks.cache_full_blocks(name, tokens, len(tokens))
+                    blocks.commit(name, len(tokens))
+        except PartFailed as failed:
+            return f"operation {number}: {failed}"
+        queue, right = list(theirs.free_queue), list(ours.free_queue)
+        if queue != right:
+            return f"beside the package: {came}, and the queue is {queue}, the package's {right}"
+        if theirs.cached != ours.cached:
+            found = {key.hex()[:6]: block for key, block in theirs.cached.items()}
+            return f"beside the package: {came}, and what can be found is {found}"
+    return ""
 
 
 # ---- the freed-block bug in a text

@@ -179,11 +179,9 @@ def _is_finite(function: Callable[..., Tensor]) -> str:
 
 D_IS = f"D is the size of the last axis{CODE}k.shape[-1]"
 MIX = f"The output of a query is the sum of its shares times the values{CODE}shares @ v"
-ATTENTION_ERRORS: Explain = {  # shapes: of the first case, 3 queries and 5 keys with D = 8
+ATTENTION_ERRORS: dict[Sign, str] = {  # shapes: of the first case, 3 queries and 5 keys with D = 8
     "sqrt()": f"D is a plain number, no tensor{CODE}D ** 0.5",
     "masked_fill() received": 'Minus infinity is a number: float("-inf")',
-    "name 'inf'": 'In Python −∞ is float("-inf")',
-    "name 'math'": 'In Python −∞ is float("-inf")',
     "dim' is not defined": D_IS,
     "name 'D'": D_IS,
     "ool": "~mask turns each True into False, and each False into True",
@@ -206,11 +204,13 @@ def check_attention(function: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
         for mask in (causal_mask(n, kv), _some_allowed(n, kv))
     ]
     cases[-2][1][0] = 0  # the key that all may see has the score 0
+    names = getattr(getattr(function, "__code__", None), "co_names", ())
+    infinity: dict[Sign, str] = {NameError: 'In Python −∞ is float("-inf")'} if "inf" in names else {}
     return judge(
         *("attention", function, own.attention, cases, ATTENTION_SLIPS),
         "attention: equal to the package's, 1 to 6 queries, D=8 and 4, causal and random masks",
         otherwise=_why_no_attention,
-        explain=ATTENTION_ERRORS,
+        explain={**ATTENTION_ERRORS, **infinity},
         then=_is_finite,
     )
 
@@ -302,12 +302,18 @@ HEAD_SLIPS: Slips = slips_of(
         ▸ num_heads // num_kv_heads
     h // (num_heads // num_kv_heads) → num_heads // num_kv_heads
         this is the size of a group; in which group is head h?
+    h // (num_heads // num_kv_heads) → h
+        this is the query head itself
+    (num_heads // num_kv_heads) → (num_heads // num_kv_heads) + 1
+        heads are counted from 0: the first one is head 0
     h // (num_heads // num_kv_heads) → round(h / (num_heads // num_kv_heads))
         round down with //; round() takes the nearest number
     (num_heads // num_kv_heads) → 3
         a group has 3 heads in this model only; compute its size
     h // (num_heads // num_kv_heads) → h % (num_heads // num_kv_heads)
         this is the place inside the group
+    h // (num_heads // num_kv_heads) → h - h % (num_heads // num_kv_heads)
+        this is the first query head of the group
     """,
 )
 
@@ -377,10 +383,24 @@ ROPE_SLIPS: Slips = slips_of(
         it returned the two halves; join them to one tensor ▸ torch.cat((a, b), dim=-1)
     (a, b), dim=-1 → (a, b)
         the halves are joined along the tokens; join the last axis ▸ torch.cat((a, b), dim=-1)
+    cat((a, b), dim=-1) → stack((a, b), dim=-1)
+        stack makes a new axis; join the halves along the last one ▸ torch.cat((a, b), dim=-1)
+    b * cos + a * sin → b
+        the second half is not turned: it is b cos φ + a sin φ
+    b * cos + a * sin → a * cos + b * sin
+        a and b are exchanged in the second half: it is b cos φ + a sin φ
+    b * cos + a * sin → a * sin - b * cos
+        the sign of b cos φ in the second half: it is b cos φ PLUS a sin φ
     a, b = x → angles = angles.deg2rad(); a, b = x
         the angles are radians already
     a, b = a * cos - b * sin, b → a = a * cos - b * sin; b = b
         a was overwritten before b was turned; keep the old a ▸ a.clone()
+    (a, b) → (b, a)
+        the two halves are joined in the other order
+    - b * sin → + b * sin
+        the sign in the first half: it is a cos φ MINUS b sin φ
+    + a * sin → - a * sin
+        the sign in the second half: it is b cos φ PLUS a sin φ
     """,
 )
 
@@ -447,6 +467,9 @@ PROJECT_SLIPS: Slips = {
     "has the heads first, and its numbers are those of several tokens; cut the last axis only": (
         lambda x, q: x.reshape(x.shape[1], -1, x.shape[-1])
     ),
+    "takes every n-th number for a head; a head is head_dim numbers that lie side by side": (
+        lambda x, q: x.flatten(1).unflatten(-1, (x.shape[-1], -1)).mT
+    ),
     f"has the right shape, and its numbers at wrong places; cut the last axis only{CODE}"
     ".unflatten(-1, (-1, head_dim))": lambda x, q: x.reshape(x.shape[1], -1, x.shape[-1]).transpose(
         0, 1
@@ -496,6 +519,11 @@ def check_project(function: Callable[..., Sequence[Tensor]]) -> Verdict:
         for why, slip in PROJECT_SLIPS.items():
             if alike(mine, slip(right, want[0])):
                 return f"{name} {why}"
+        if isinstance(mine, tuple | list) and all(isinstance(one, Tensor) for one in mine):
+            return (
+                f"{name} is cut into {counted(len(mine), 'tensor')}; cut the last axis, and it "
+                f"stays one tensor{CODE}.unflatten(-1, (-1, head_dim))"
+            )
         if not isinstance(mine, Tensor):
             return str(getattr(wrong_shape(name, mine, right), "message", ""))
         if mine.shape != right.shape:
@@ -548,6 +576,8 @@ LAYER_SLIPS: Slips = slips_of(
     y = x + mixed → y = mixed
     return y + out → return out
         nothing is added to the stream: both residuals are missing
+    return y + out → return x + y + out
+        x is added twice; x + attention has it already
     y + out → x + out
         the second residual adds to x; it must add to x + attention
     (y, → (x,
@@ -556,12 +586,30 @@ LAYER_SLIPS: Slips = slips_of(
         attention is added to the normed x; add it to x itself
     h = rms_norm(y, w.mlp_norm) → y = h = rms_norm(y, w.mlp_norm)
         the MLP is added to the normed sum; add it to the sum itself
+    h = rms_norm(x, w.input_norm) → x = h = rms_norm(x, w.input_norm)
+    h = rms_norm(y, w.mlp_norm) → y = h = rms_norm(y, w.mlp_norm)
+        both residuals add to normed vectors; add to the stream itself
+    h = rms_norm(x, w.input_norm) → h = x
+    x + mixed → x + rms_norm(mixed, w.input_norm)
+    h = rms_norm(y, w.mlp_norm) → h = y
+    y + out → y + rms_norm(out, w.mlp_norm)
+        the norms come after attention and MLP; they come before (pre-norm)
+    h = rms_norm(x, w.input_norm) → h = x
+    x + mixed → rms_norm(x + mixed, w.input_norm)
+    h = rms_norm(y, w.mlp_norm) → h = y
+    y + out → rms_norm(y + out, w.mlp_norm)
+        the norms come after each sum (as in 2017); Qwen3 norms before
     h = rms_norm(x, w.input_norm) → h = x
         attention reads x itself; it must read the normed x ▸ rms_norm(x, w.input_norm)
     h = rms_norm(y, w.mlp_norm) → h = y
         the MLP reads the stream itself; it must read its norm, w.mlp_norm
     h = rms_norm(y, w.mlp_norm) →
         the MLP reads the first norm again; it must read the norm of x + attention
+    h = rms_norm(y, w.mlp_norm) → h = x
+        the MLP reads x; it must read the norm of x + attention
+    x, w.input_norm → x, w.mlp_norm
+    y, w.mlp_norm → y, w.input_norm
+        input_norm and mlp_norm are swapped
     w.mlp_norm → w.input_norm
         w.input_norm is used twice; the MLP has its own norm, w.mlp_norm
     q, k = rms_norm(q, w.q_norm), rms_norm(k, w.k_norm) →
@@ -572,6 +620,9 @@ LAYER_SLIPS: Slips = slips_of(
         k_norm is missing
     k, w.k_n → k, w.q_n
         k is normed with w.q_norm; it has a norm of its own, w.k_norm
+    q, w.q_n → q, w.k_n
+    k, w.k_n → k, w.q_n
+        q_norm and k_norm are swapped
     q, k = own.rope(q, angles), own.rope(k, angles) →
         q and k are not turned by their positions (rope)
     own.rope(q, angles) → q
@@ -584,20 +635,40 @@ LAYER_SLIPS: Slips = slips_of(
     rms_norm(q, → rms_norm(own.rope(q, angles),
     rms_norm(k, → rms_norm(own.rope(k, angles),
         rope comes before q_norm and k_norm; it must come after them
+    attend(q, k, v) → attend(q, k, rms_norm(v, w.k_norm))
+        v is normed as well; q_norm and k_norm norm q and k only
     attend(q, k, v) → attend(q, v, k)
         k and v are swapped in attention; it takes q, k, v
+    w.k, w.v → w.v, w.k
+        w.k and w.v are swapped
     @ w.o.T →
         the output of the heads is added without w.o
     w.o.T → w.o
         attention is multiplied by w.o, as if it were [in, out]; it is [out, in] ▸ w.o.T
+    attend(q, k, v) → (attend(q, k, v) / len(w.q_norm) ** 0.5)
+        the result of attend is divided by √D; attend divides the scores by it already
+    .flatten(1) → .mT.flatten(1)
+        the heads are joined number by number; put head after head ▸ .flatten(1)
     .flatten(1) → .transpose(0, 1).reshape(len(x), -1)
         tokens are mixed when the heads are joined; join the last two axes ▸ .flatten(1)
+    x + mixed → x
+        attention is missing: only the MLP is there
+    y + out → y
+        the MLP is missing: only attention is there
     gate, up = → up, gate =
         gate and up are swapped: silu goes around the gate ▸ silu(h @ w.gate.T)
     F.silu(gate) * up → F.silu(gate * up)
         silu goes around the gate alone, before it is multiplied by up ▸ silu(h @ w.gate.T)
+    F.silu(gate) → (F.silu(h) @ w.gate.T)
+        silu comes before the matrix; it goes around the product ▸ silu(h @ w.gate.T)
+    F.silu(gate) * up → F.silu(gate) + up
+        silu(gate) and up are added; multiply them number by number
+    F.silu → F.gelu
+        gelu stands where silu belongs
     F.silu(gate) → gate
         silu is missing around the gate ▸ silu(h @ w.gate.T)
+    F.silu → F.sigmoid
+        sigmoid(g) stands where silu(g) = g · sigmoid(g) belongs
     """,
 )
 
@@ -814,13 +885,27 @@ ALL_HEADS_SLIPS: Slips = slips_of(
     """
     .masked_fill(~causal_mask(len(q), len(k)), -INF) →
         queries see later tokens: nobody brings the causal mask here, you have to make it
+    ~causal → causal
+        the mask is inverted; True means that a query MAY attend to the key
+    -INF → 0.0
+        forbidden scores are 0, and exp(0) is 1; make them −∞ before the softmax
     k.repeat_interleave(group, 1) → k.repeat(1, group, 1)
     v.repeat_interleave(group, 1) → v.repeat(1, group, 1)
         each query head reads K/V head h % n; neighbours share one ▸ repeat_interleave
+    k.repeat_interleave(group, 1) → k.repeat(1, group, 1)
+        each query head reads the K of K/V head h % n; V is right ▸ repeat_interleave
+    v.repeat_interleave(group, 1) → v.repeat(1, group, 1)
+        each query head reads the V of K/V head h % n; K is right ▸ repeat_interleave
     / q.shape[-1] ** 0.5 →
         the scores are not divided by √D
+    ** 0.5 →
+        the scores are divided by D; divide by √D
+    q.shape[-1] → len(q)
+        the scores are divided by √T; divide by √D, the size of the last axis of q
     dim=-1 → dim=-2
         the softmax runs over the queries; it must run over the keys
+    dim=-1 → dim=0
+        the softmax runs over the heads; it must run over the keys
     """,
 )
 
@@ -903,6 +988,12 @@ SCORE_SLIPS: Slips = slips_of(
         ▸ shares[queries, keys] picks one share for each
     period + 1 → period
         the earlier place of the same token; the right place is the token after it
+    period + 1 → period - 1
+        the token before it; take the token after
+    queries - period + 1 → queries
+        what each token gives to itself
+    queries - period + 1 → queries - 1
+        what each token gives to the one before it
     shares[queries, keys] → shares[keys, queries]
         row and column are swapped; row = query
     arange(period, → arange(period - 1,
@@ -964,6 +1055,14 @@ BYTES_SLIPS: Slips = {
         "count K/V heads, not query heads": lambda c: c.group_size,
         "it counts query heads, not K/V heads, and K and V are two tensors; where two query heads "
         "share a K/V head, the two mistakes cancel": lambda c: c.group_size / 2,
+        "the size of a group is the number of query heads that share a K/V head; count the K/V "
+        "heads": lambda c: c.group_size / c.num_key_value_heads,
+        "bytes, not bits": lambda c: 8,
+        "bytes, not KiB": lambda c: 2**-10,
+        "every K/V head has its own K and V: times the K/V heads": lambda c: (
+            1 / c.num_key_value_heads
+        ),
+        "a K/V head has head_dim numbers: times head_dim": lambda c: 1 / c.head_dim,
         "right here by chance: in Qwen3-0.6B the hidden size, 1024, is K/V heads · head_dim, "
         "8 · 128; in other models it is not": lambda c: (
             c.hidden_size / (c.num_key_value_heads * c.head_dim)

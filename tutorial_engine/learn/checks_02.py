@@ -39,12 +39,22 @@ CACHE_SLIPS: Slips = slips_of(
         it gives only the new k and v; keep the old
     self.kv[layer] = k, v → self.kv.setdefault(layer, (k, v))
         what was joined is not stored; store it in every call ▸ self.kv[layer] = (k, v)
+    zip(self.kv[layer], → zip([self.kv[layer][0]] * 2,
+        the new v is joined behind the old k
+    (k, v), strict → (v, k), strict
+        k gets the new v, and v the new k
+    (k, v), strict → (k, torch.cat((self.kv[layer][0], k))), strict
+        all of k is joined behind the old v; v must get the new v
     if layer in → if (layer := 0) in
         all layers share one k and one v; each layer keeps its own
     pair) for → pair[::-1]) for
         the new is joined before the old; first the old, then the new
+    [(k, v)] → [(k, k)]
+        v is a copy of k
     [(k, v)] → [(v, k)]
         k and v are swapped; the pair is (k, v)
+    [(k, v)] → [(k.transpose(0, 1), v.transpose(0, 1))]
+        the heads come first; the tokens are the first axis
     """,
 )
 STATIC_SLIPS: Slips = slips_of(
@@ -58,15 +68,25 @@ STATIC_SLIPS: Slips = slips_of(
         ▸ int(batch.positions[-1]) + 1
     [(self.k[layer, :end], self.v[layer, :end])] → [(k, v)]
         only the new k and v; return all tokens so far ▸ self.k[layer, :end]
+    :end], self.v[layer, :end])] → :len(k)], self.v[layer, :len(k)])]
+        as many k and v as are new; return all tokens so far ▸ int(batch.positions[-1]) + 1
     [(self.k[layer, :end], self.v[layer, :end])] → [(self.k[layer, :end+1], self.v[layer, :end+1])]
         k and v are one token too many; a slice ends one behind its last entry, and the last token
         stands at batch.positions[-1] ▸ int(batch.positions[-1]) + 1
     self.k.clone() → self.k
         k and v share one memory; make two
     self.k[layer, start:end], self.v[layer, start:end] → self.k[layer, W], self.v[layer, W]
+    self.k[layer, W], → W = batch.positions - 1; self.k[layer, W],
+        k and v are one slot too early: position p belongs into slot p
+    self.k[layer, start:end], self.v[layer, start:end] → self.k[layer, W], self.v[layer, W]
+    self.k[layer, W], → W = batch.positions + 1; self.k[layer, W],
+        k and v are one slot too late: position p belongs into slot p
+    self.k[layer, start:end], self.v[layer, start:end] → self.k[layer, W], self.v[layer, W]
     self.k[layer, W], → W = slice(len(k)); self.k[layer, W],
         the new tokens are in slot 0 again; write them where they stand in the text
         ▸ self.k[layer, batch.positions] = k
+    start = int( → layer = 0; start = int(
+        k and v are those of another layer: each layer needs a buffer of its own
     heads, dim = config → self.used = 0; heads, dim = config
     int(batch.positions[0]) → self.used
     end = start + len(k) → end = self.used = start + len(k)
@@ -234,9 +254,19 @@ def _why_not_static(make_cache: Callable[..., Any]) -> str:
                     "the memory that __init__ made, and return a view of it"
                     f"{CODE}self.k[layer, :end]"
                 )
+    cache, one = make_cache(*_sizes(*SIZES[0])), torch.ones(1, heads, dim)
+    for _ in range(2):
+        [pair] = cache.update(0, one.clone(), one.clone(), Batch.from_sequences([[0]]))
+    if any(bool((x > 1).any()) for x in pair):
+        return (
+            "a slot that is written again holds the sum of old and new: write with `=`, and not "
+            "with `+=`"
+        )
     if watch.most_joined > NEW[0] * heads * dim:
         return "it writes old k and v again, into the same memory; write only the new ones"
     every = {x.untyped_storage().data_ptr(): x for pair in found for x in pair}
+    if not all(x.untyped_storage().resizable() for x in every.values()):
+        return "its memory is numpy's, which no GPU can hold; make it with torch.zeros"
     held = sum(x.untyped_storage().nbytes() // x.element_size() for x in every.values())
     if held == (needed := 2 * layers * room * heads * dim):
         return ""
@@ -286,8 +316,13 @@ WHERE = ((2, [4], "K"), (0, [5, 2], "V"), (4, [0, 3], "KV"))  # layer, slots, wh
 TRANSPLANT_SLIPS: Slips = slips_of(
     right_transplant,
     """
+    k[slots] = donor_k[slots] → k[slots] = donor_v[slots]
+        K gets the donor's V; K is copied to K, and V to V
     v[slots] = donor_v[slots] → v[slots] = donor_k[slots]
         V gets the donor's K; V is copied to V, and K to K
+    k[slots] = donor_k[slots] → k[slots] = donor_v[slots]
+    v[slots] = donor_v[slots] → v[slots] = donor_k[slots]
+        K and V of the donor have changed places
     k[slots] = donor_k[slots] → pass
     v[slots] = donor_v[slots] → pass
         the memory is as it was; is a condition never true (`which` is "K", "V" or "KV")? Or does
@@ -295,11 +330,18 @@ TRANSPLANT_SLIPS: Slips = slips_of(
     k[slots] = donor_k[slots] → donor_k[slots] = k[slots]
     v[slots] = donor_v[slots] → donor_v[slots] = v[slots]
         it copies from the memory into the donor; the other way round is asked
+    k[slots] = donor_k[slots] → donor_k[slots] = k[slots]
+    v[slots] = donor_v[slots] → donor_v[slots] = v[slots]
+    return memory → return donor
+        it changes the donor and returns it; change `memory`, and return that
     return memory → return donor
         the memory is right, and the donor was returned
     k[slots] = donor_k[slots] → k[:, slots] = donor_k[:, slots]
     v[slots] = donor_v[slots] → v[:, slots] = donor_v[:, slots]
         slots are the first axis; these are heads of all slots ▸ k[slots] = ...
+    k[slots] = donor_k[slots] → k[slots], donor_k[slots] = donor_k[slots], k[slots]
+    v[slots] = donor_v[slots] → v[slots], donor_v[slots] = donor_v[slots], v[slots]
+        the donor has changed, too; copy, and do not swap
     """,
 )
 
@@ -372,18 +414,26 @@ RUN_SLIPS: Slips = slips_of(
     """
     [token_ids[num_computed:]], [num_computed] → [token_ids], [0]
         it runs all tokens again; the first ones are in the cache
+    [token_ids[num_computed:]], [num_computed] → [token_ids[-1:]], [len(token_ids) - 1]
+        it runs the last token alone; others are not computed yet
     , [num_computed] →
         positions must go on where the computed ones end, not start at 0 again
+    , [num_computed] → , [num_computed + 1]
+        positions are one too late: the first new token stands at num_computed
     (batch, attention) → (batch)
         the attention, with its cache, was not handed over ▸ model(batch, attention)
     [-1:])[0] → )
         it returns the logits of all new tokens; only the last one's are asked
     [-1:])[0] → )[0]
         these are the logits of the first new token; the last one's choose the next
+    [-1:])[0] → [-1:])
+        it returns [1, V], and [V] is asked ▸ logits[0]
     model.compute_logits(model(batch, attention)[-1:])[0] → model(batch, attention)[-1]
         it returns hidden states, and logits are asked ▸ model.compute_logits(hidden)
     [-1:])[0] → [-1:])[0].softmax(-1)
         these are probabilities; return the logits themselves
+    [-1:])[0] → [-1:])[0].log_softmax(-1)
+        these are log-probabilities; return the logits themselves
     [-1:])[0] → [-1:])[0].argmax()
         it returns one number; return the logits of all entries of the vocabulary
     """,
@@ -411,6 +461,8 @@ def _ran(function: Callable[..., Tensor], first: int, last: int) -> list[Any] | 
         right_run(model, attention, ids[:first], 0)
     attention.ran = [[], []]
     got = function(model, attention, ids, first)
+    if ids != list(TEXT_IDS[:last]):
+        raise CannotBe("it changes token_ids, the caller's list; make a new one of a part of it")
     return None if got is None or got is ... else [*attention.ran, got]
 
 
@@ -498,8 +550,14 @@ SLOT_SLIPS: Slips = slips_of(
         these are where rows begin; each token needs its own
     max_len + old → max_len + old + 1
         one too far; the first free slot is number cached
+    max_len + old → max_len + old - 1
+        one too early; slots are counted from 0
     r * max_len → r * 8
         rows have max_len slots, not always 8
+    start + n) → start + n + 1)
+        one slot too many; a range leaves out its end
+    r * max_len → (r + 1) * max_len
+        rows are counted from 0: row r begins at slot r * max_len
     range(start, start + n) → range(start, r * max_len + n)
         a row's new tokens end cached[r] + new[r] slots behind its beginning
     start + n) → start + 1)
@@ -560,6 +618,9 @@ TOP_P_SLIPS: Slips = slips_of(
         turned around; a token stays if the sum before it is below p
     return keep → return probs > p
         each probability is compared with p alone; add them up from the likeliest down
+    return keep → return probs < p
+        each probability is compared with p alone, and the unlikely ones stay; add them up from the
+        likeliest down
     - values < p → <= p
         the token that crosses p stays, and so the likeliest always does
     keep[order] → keep[:]
@@ -568,10 +629,19 @@ TOP_P_SLIPS: Slips = slips_of(
     keep[order] = values.cumsum(-1) - values < p → keep = (values.cumsum(-1) - values < p)[order]
         [order] on the right sorts once more; the answer must go back into the first order
         ▸ keep[order] = ...
+    probs.sort → probs.softmax(-1).sort
+        probs are probabilities already: no softmax
+    < p → < 1 - p
+        p is how much is kept, and not how much is dropped
     return keep → return probs >= p * probs.max()
         that is the rule of min_p; top_p adds the probabilities up
+    return keep → return order[values.cumsum(-1) - values < p]
+        these are the numbers of the kept tokens; a bool for each token is asked
+        ▸ keep[order] = ...
     < p → <= p
         one too many; when the sum before it is p, a token goes
+    return keep → return probs * keep
+        which are kept is asked, and not what is left of them
     return keep → return keep.nonzero().flatten()
         these are the numbers of the tokens that are kept; a bool for each token is asked
         ▸ keep = torch.zeros_like(probs, dtype=torch.bool); keep[these] = True
@@ -726,6 +796,8 @@ FLOOR_SLIPS: Slips = slips_of(
         in the best case both overlap completely: not the sum
     (4 * num_weights + kv_bytes) / → 4 * num_weights / bandwidth, kv_bytes /
         weights and cache go through the same memory, one after the other: add their bytes
+    (4 * num_weights + kv_bytes) / → (4 * (num_weights + num_tokens) + kv_bytes) /
+        the bytes are those of the weights and of the cache; add none for the tokens
     max( → min(
         the slower of the two decides: max, not min
     / peak →
@@ -745,6 +817,8 @@ FLOOR_SLIPS: Slips = slips_of(
         // gives whole seconds only: use /
     max( → 1e3 * max(
         these are milliseconds; seconds are asked
+    max( → 1e6 * max(
+        these are microseconds; seconds are asked
     """,
 )
 

@@ -56,6 +56,23 @@ SHARE_SLIPS: Slips = slips_of(
         some of its tokens are computed already
     num_tokens - num_computed_tokens, budget_left) → num_tokens, budget_left) - num_computed_tokens
         subtract first, and then compare with what the budget has left
+    num_tokens - num_computed_tokens, budget_left) → num_tokens, budget_left - num_computed_tokens)
+        what is computed is subtracted from the known tokens, not from the budget
+    num_tokens - num_computed_tokens → num_computed_tokens
+        those are computed; what is not computed yet is to run
+    return min( → return (
+    , budget_left) → - budget_left)
+        the smaller of the two limits, not their difference
+    return min( → return max(0, budget_left - (
+    , budget_left) → ))
+        that is what it leaves of the budget
+    num_tokens - num_computed_tokens → num_computed_tokens - num_tokens
+        to run = known − computed, not computed − known
+    min(num_tokens - num_computed_tokens → 1 if num_computed_tokens else min(num_tokens
+        no special case for those that have begun, and never more than the budget has left
+    min(num_tokens - num_computed_tokens, budget_left) → 1 if num_computed_tokens else num_tokens
+        never more than the budget has left; and a prompt that is cut into chunks has more than 1
+        token left
     num_tokens - num_computed_tokens → 1 if num_computed_tokens else num_tokens
         no special case: a prompt that is half read has more than 1 token left
     """,
@@ -417,14 +434,20 @@ FAIR_SLIPS: Mapping[str, Any] = {
     request.arrival) → request.num_prompt_tokens)
         of those who have waited for so long, the one that came first is next: by arrival, not by
         length
+    min(late, key=lambda request: request.arrival) → max(late, key=lambda r: r.num_prompt_tokens)
+        of those who have waited for so long, the one that came first is next, not the longest
     min(late, → max(late,
         of those who have waited for so long, the one that came first is next, not the last one
+    super().next_waiting() → min(self.waiting, key=lambda r: (r.num_prompt_tokens, -r.arrival))
+        of equally short ones, the first to arrive is next, not the last
     self.now() - request.arrival >= → self.now() >=
         how long a request has waited is self.now() - request.arrival, not self.now()
     self.now() - request.arrival >= → request.arrival >=
         how long a request has waited is self.now() - request.arrival, not request.arrival
     >= self.patience → >= Fair.patience
         did you write the number instead of self.patience?
+    >= self.patience → <= self.patience
+        that puts those first who have waited for at most self.patience seconds: at least is >=
     >= self.patience → < self.patience
         that puts those first who have waited for less than self.patience
     >= self.patience → > self.patience

@@ -46,6 +46,8 @@ BUDGET_SLIPS: Slips = slips_of(
         a block has room for block_size tokens
     * itemsize →
         a number takes itemsize bytes
+    * itemsize → * 8 * itemsize
+        itemsize is in bytes already: no factor 8
     * num_kv_heads →
         each of the heads has K and V
     * head_dim →
@@ -150,6 +152,7 @@ def check_slots(function: Callable[[list[int], int, int], object]) -> Verdict:
     return judge(
         *("slots", function, right_slots, TABLES, SLOTS_SLIPS),
         "slots: block × block_size + offset, borders and open blocks too",
+        keeps={0: "it changed block_table: only read the request's table"},
         read=_numbers,
         where=lambda got, *case: f"{case}: got {got}",
         otherwise=otherwise,
@@ -187,9 +190,13 @@ ALLOCATE_SLIPS: Slips = {
         position 3 has room in the last block of the table: then take no block
     free_blocks.pop(0) → free_blocks.pop()
         the first of free_blocks is taken, not the last
+    free_blocks.pop(0) → free_blocks.pop(free_blocks.index(min(free_blocks)))
+        the first of free_blocks is taken, not the smallest
     free_blocks.pop(0) → free_blocks[0]
         block 3 is in the table now, and still in free_blocks, so another request would get it, too:
         take it out with free_blocks.pop(0)
+    block_table.append(free_blocks.pop(0)) → block_table.insert(0, free_blocks.pop(0))
+        a table is in reading order: append the new block
     block_table.append(free_blocks.pop(0)) → block_table = [*block_table, free_blocks.pop(0)]
         block_table itself has not changed, and the block is in no table: append it in place
     * block_size + pos % block_size →
@@ -198,6 +205,10 @@ ALLOCATE_SLIPS: Slips = {
         that is the first slot of the block; add the offset pos % block_size
     * block_size + pos % block_size → + pos % block_size
         block b begins at slot b · block_size
+    pos // block_size == len(block_table) → pos % block_size == 0
+    block_table[pos // block_size] → block_table[-1]
+        two slips: a block may begin here and be in the table already, and position 8 need not lie
+        in the last block; the logical block is pos // block_size
     block_table[pos // block_size] → block_table[-1]
         position 8 lies in logical block pos // block_size; that need not be the last one
     """,
@@ -285,6 +296,8 @@ VISIBLE_SLIPS: Slips = slips_of(
         only the first is there: is `return` inside the loop?
     enumerate(cells) → enumerate(cells[: [p for p, _ in cells].index(None)])
         an empty cell does not end the loop: later cells may be seen
+    p <= pos → p >= pos
+        the positions up to pos are seen, not those from pos on
     [i for → [p for
         return the cells' indices, not their positions
     """,
@@ -339,6 +352,13 @@ SHIFT_SLIPS: Slips = slips_of(
         delta is below 0: the others move down
     -discard → -keep
         the others move down by as many positions as were dropped: delta is -discard
+    -1, -discard → keep + 2 * discard, -discard
+        all positions behind the dropped ones move: p1 is -1, which means to the end
+    cache.seq_rm(seq_id, keep, keep + discard) → cache.seq_rm(seq_id, 0, discard)
+    seq_id, keep + discard, -1, -discard → seq_id, discard, -1, -discard
+        the first `keep` positions stay: drop what is behind them
+    seq_id, keep + discard, -1, -discard → seq_id, keep + discard + 1, -1, -discard
+        the first position behind the dropped ones must move, too: seq_add begins at keep + discard
     -discard → -(keep + discard)
         the others move down by as many positions as were dropped: delta is -discard, without `keep`
     seq_id, keep + discard, -1, -discard → seq_id, 0, -1, -discard
@@ -349,6 +369,10 @@ SHIFT_SLIPS: Slips = slips_of(
     cache.seq_rm(seq_id → cache.seq_rm("A"
     cache.seq_add(seq_id → cache.seq_add("A"
         the sequence need not be "A": its name is seq_id
+    cache.seq_rm(seq_id → cache.seq_rm("A"
+        seq_rm is called for "A", but the name of the sequence is seq_id
+    cache.seq_add(seq_id → cache.seq_add("A"
+        seq_add is called for "A", but the name of the sequence is seq_id
     """,
 )
 

@@ -29,12 +29,21 @@ RANK_SLIPS: Slips = slips_of(
     """
     slice(rank * size, (rank + 1) * size) → slice(None)
         this is the whole MLP; the sum over the ranks would be num_ranks times too large
+    slice(rank * size, (rank + 1) * size) → slice(None)
+    down[:, own].T → down.T / num_ranks
+        it is divided by num_ranks; partial sums are added up, so none of them is a mean
     slice(rank * size, (rank + 1) * size) → slice(size)
         every rank takes the features of rank 0; begin at rank * size
+    rank * size, (rank + 1) * size → (num_ranks - 1 - rank) * size, (num_ranks - rank) * size
+        rank 0 has the first features; the order is the other way round
     slice(rank * size, (rank + 1) * size) → slice(rank, None, num_ranks)
         each rank takes every num_ranks-th feature; it has neighbours
+    rank * size, (rank + 1) * size → (rank - 1) * size, rank * size
+        that begins one rank too early: rank 0 has the first features, from rank * size on
     slice(rank * size, (rank + 1) * size) → slice(rank, rank + size)
         the slice begins at rank; each rank has `size` features, so begin at rank * size
+    slice(rank * size, (rank + 1) * size) → slice(rank, size)
+        the slice begins at rank and ends at size; write rank * size and (rank + 1) * size
     slice(rank * size, (rank + 1) * size) → slice(0, size) if rank == 0 else slice(size, None)
         that is right for two ranks only; there can be more, so end at (rank + 1) * size
     (rank + 1) * size) → size)
@@ -43,8 +52,14 @@ RANK_SLIPS: Slips = slips_of(
         the last feature of the rank is missing; a slice ends before its second number
     len(gate) // num_ranks → len(gate) // 2
         the size is that of two ranks; divide by num_ranks
+    len(gate) // num_ranks → len(down)
+        len(down) is the number of x's numbers, not of features; write len(gate) // num_ranks
     len(gate) // num_ranks → len(down) // num_ranks
         the size comes from the numbers of x; a rank has a share of the features, len(gate) of them
+    len(gate) // num_ranks → x.shape[1] // 2 // num_ranks
+        the size comes from the numbers of x; divide len(gate), for an MLP of any shape
+    len(gate) // num_ranks → 256
+        rank 0 does all the work, or the size is a fixed number; write len(gate) // num_ranks
     len(gate) // num_ranks → len(x) // num_ranks
         the size is a number of tokens; a rank has a share of the features, len(gate) of them
     len(gate) // num_ranks → len(x) // num_ranks
@@ -52,6 +67,11 @@ RANK_SLIPS: Slips = slips_of(
     (x @ up[own].T) → (x[own] @ up.T)
     down[:, own] → down
         the tokens are cut; every rank has all tokens, and some of the features
+    len(gate) // num_ranks → x.shape[1] // num_ranks
+    (x @ gate[own].T) → (x[:, own] @ gate[:, own].T)
+    (x @ up[own].T) → (x[:, own] @ up[:, own].T)
+    down[:, own] → down
+        x is cut; every rank has all numbers of x, and some of the inner features
     return (F.silu → return x + (F.silu
         x itself is added; the layer does this once, after the sum over the ranks
     down[:, own].T → down[:, own].T / num_ranks
@@ -60,6 +80,8 @@ RANK_SLIPS: Slips = slips_of(
         the product with down is missing; it makes the numbers of x again from the features
     F.silu(x @ gate[own].T) → (x @ gate[own].T)
         silu is missing
+    F.silu( → torch.sigmoid(
+        that is the sigmoid; silu(x) is x * sigmoid(x)
     F.silu(x @ gate[own].T) * (x @ up[own].T) → F.silu((x @ gate[own].T) * (x @ up[own].T))
         silu belongs to the gate's product alone
     F.silu(x @ gate[own].T) * (x @ up[own].T) → F.silu(x @ up[own].T) * (x @ gate[own].T)
@@ -92,7 +114,7 @@ RANK_ERRORS: Explain = {  # shapes: of the first case
 def check_rank_mlp(function: RankMlp) -> Verdict:
     """Check a learner's function(x, gate, up, down, rank, num_ranks) → partial sum.
 
-    It must also be one that can be sent to the ranks.
+    It must also leave its inputs as they are, and be one that can be sent to the ranks.
     """
     draw = torch.Generator().manual_seed(0)
     x, gate, up = (torch.randn(n, HIDDEN, generator=draw) for n in (TOKENS, INNER, INNER))
@@ -120,4 +142,8 @@ def check_rank_mlp(function: RankMlp) -> Verdict:
         otherwise=otherwise,
         explain=RANK_ERRORS,
         then=cannot_travel,
+        keeps={
+            i: f"it changes {name}; the other layers or requests may need it"
+            for i, name in enumerate(("x", "gate", "up", "down"))
+        },
     )

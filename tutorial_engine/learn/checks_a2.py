@@ -48,6 +48,8 @@ END_TO_END_SLIPS: Slips = slips_of(
         before a block lie block * block_size slots, not block
     table[p // block_size] * block_size + p % block_size → p
         position p lies in block table[p // block_size], not in slot p
+    for p in range(length) → for p in [min(p, length - 1) for p in range(max(lens))]
+        nothing is padded here: each sequence has as many slots as tokens
     """,
 )
 TABLES = (
@@ -110,6 +112,9 @@ SIZE_SLIPS: Slips = slips_of(
         a power of two has room for itself: 4 sequences need 4 rows, not 8
     (max(lens) - 1).bit_length() → max(lens).bit_length()
         a power of two has room for itself: 128 tokens need a size of 128, not of 256
+    (len(lens) - 1).bit_length() → len(lens).bit_length()
+    (max(lens) - 1).bit_length() → max(lens).bit_length()
+        a power of two has room for itself: 4 sequences need 4 rows, 128 tokens a size of 128
     1 << (len(lens) - 1).bit_length() → len(lens)
         the number of sequences is rounded up, too
     max(64, 1 << (max(lens) - 1).bit_length()) → 1 << (max(lens) - 1).bit_length()
@@ -118,12 +123,16 @@ SIZE_SLIPS: Slips = slips_of(
         each row has room for the longest context, not for all of them together
     sum(lens) / (rows * longest) → sum(lens) / (len(lens) * longest)
         rows that are too many cost as much as the others
+    1 - sum(lens) / (rows * longest) → (len(lens) * longest - sum(lens)) / (rows * longest)
+        all slots of the rows that are too many are unused, too
     1 << (max(lens) - 1).bit_length() → 1 << (lens[0] - 1).bit_length()
         the longest context need not be the first
     sum(lens) / (rows * longest) → max(lens) / longest
         each row has its own length: add them up
     1 - sum(lens) / (rows * longest) → sum(lens) / (rows * longest)
         this is the part that is needed
+    1 - sum(lens) / (rows * longest) → rows * longest - sum(lens)
+        this is a number of slots: divide by all slots of the size
     """,
 )
 LENGTHS = ([100], [40, 129, 7], [64, 64, 64, 64], [20, 30], [500, 60, 61, 62, 63])
@@ -134,13 +143,15 @@ def check_size(function: Callable[[list[int]], tuple[int, int, float]]) -> Verdi
     return judge(
         *("size", function, right_size, [(lens,) for lens in LENGTHS], SIZE_SLIPS),
         "size: both are rounded up, and every slot of the size is read",
-        read=read_numbers(3, "return three numbers: rows, longest context, unused part"),
-        where=lambda got, lens: f"contexts of {lens}, got {', '.join(map('{:g}'.format, got))}",
+        read=read_numbers(3),
+        where=lambda got, lens: f"contexts of {lens}, got {got}",
         otherwise=_wrong_size,
     )
 
 
-def _wrong_size(got: list[float], want: list[float], *_: object) -> str:
+def _wrong_size(got: Any, want: list[float], *_: object) -> str:
+    if not isinstance(got, list) or len(got) != 3:
+        return "return three numbers: rows, longest context, unused part"
     names = ("the rows", "the longest context", "the unused part (0 .. 1, not rounded)")
     pairs = zip(names, got, want, strict=True)
     name, right = next((name, right) for name, mine, right in pairs if not alike(mine, right))

@@ -42,6 +42,11 @@ FREE_ORDER_SLIPS: Slips = slips_of(
         a block without a hash goes to the front, before the blocks that are free already
     [*front, *queue, *end] → [*front, *end, *queue]
         a block with a hash goes to the end, behind the blocks that are free already
+    [*front, *queue, *end] → [*end, *queue, *front]
+        blocks without a hash are taken first, and blocks with a hash last: they may still be found
+    front = without + front → front = front + without
+    [*front, *queue, *end] → sorted([*queue, *front, *end], key=lambda block: block in with_hash)
+        do not sort the queue: it stays between the blocks without a hash and those with one
     [*front, *queue, *end] → [*front, *end]
         the blocks that were free before stay in the queue
     in reversed(table) → in table
@@ -56,12 +61,18 @@ FREE_ORDER_SLIPS: Slips = slips_of(
         each table's blocks with a hash go behind all others, those of earlier tables as well
     in enumerate(tables) → in enumerate(tables := tables[::-1])
         the tables are given back in this order: the first one's blocks are in the queue already
+    in enumerate(tables) → in enumerate(tables[:1])
+        all tables are given back, not only the first one
     for other in tables[i + 1 :] → for other in tables[i + 1 : i + 2]
         all later tables count, not only the next one: a block that one of them has is not free yet
     for other in tables[i + 1 :] → for other in tables[:i]
         a block of several tables is free when the last of them is given back, not the first one
     for other in tables[i + 1 :] → for other in []
         a block of several tables comes into the queue once: when the last one is given back
+    for other in tables[i + 1 :] → for other in [*tables[:i], *tables[i + 1 :]]
+        a block of several tables is free, too, when the last of them is given back
+    [*front, *queue, *end] → [*queue, *front[::-1], *end]
+        blocks without a hash go before the queue so far, and the tail of a table before its head
     """,
 )
 FREE_ORDER_CASES: tuple[tuple[list[int], list[list[int]], set[int]], ...] = (
@@ -140,14 +151,25 @@ HITS_SLIPS: Slips = slips_of(
         known tokens 32 are found
     prompts[:i] → prompts[:1]
         a prompt finds what any earlier one has, not only the first one
+    prompts[:i] → prompts[: min(i, 1)]
+        a prompt finds what any earlier one has, not only the first prompt of all
     prompts[:i] → prompts[i - 1 : i]
         a prompt finds what any earlier one has, not only the one before it
     prompts[:i] → prompts[:i] + prompts[i + 1 :]
         those that come later have computed nothing yet
     prompts[:i] → ()
         all come at once, but a block can be found as soon as its tokens are planned
+    list(prompt[:end]) == list(earlier[:end]) → list(prompt[: end - 1]) == list(earlier[: end - 1])
+        a block is found if all of its tokens are equal, the last one as well
+    list(prompt[:end]) == list(earlier[:end]) → sorted(prompt[:end]) == sorted(earlier[:end])
+        the same tokens in another order are another block
     best = 0 → best = max(found, default=0)
         each prompt begins with nothing found: set it back to 0 for each one
+    best = 0 → best = max(found, default=0)
+    found.append(best) → found.append(min(best, (len(prompt) - 1) // block_size * block_size))
+        each prompt begins with nothing found: set it back to 0 for each one, and it needs no limit
+    best = max(best, end) → best += block_size
+        two earlier prompts with the same beginning do not count twice
     prompt[:end] → prompt[end - block_size : end]
     earlier[:end] → earlier[end - block_size : end]
         a hash stands for the block and for all that is before it: that must be equal, too
@@ -157,6 +179,8 @@ HITS_SLIPS: Slips = slips_of(
         and values differ, so look it up together with all blocks before it
     best = max(best, end) → best = end
         the longest beginning counts, whichever of the earlier prompts has it, not the last one
+    prompts[:i] → [p for p in prompts[:i] if p[:block_size] == prompt[:block_size]][:1]
+        the longest beginning counts: look at all earlier prompts, not up to the first that fits
     """,
 )
 
@@ -238,6 +262,8 @@ LOG_SLIPS: Slips = slips_of(
         the last block of a request is its own, even if it is not full: round up
     blocks / -(-max_model_len // block_size) → blocks / (max_model_len // block_size)
         the last block of a request counts whole, even if it is not full: round up, not down
+    num_bytes // (bytes_per_token * block_size) → num_bytes // (bytes_per_token * block_size) - 1
+        the null block is one of the blocks that the log counts: take none away
     [int(requests * max_model_len), requests] → [int(requests * max_model_len), round(requests, 2)]
         vLLM rounds the second number only when it writes it: do not round it
     int(requests * max_model_len) → round(requests * max_model_len)
@@ -246,12 +272,20 @@ LOG_SLIPS: Slips = slips_of(
         the first number is a number of tokens, without a fraction: int()
     [int(requests * max_model_len), requests] → [blocks * block_size, requests]
         the empty slots at the end of a last block do not count: requests · max_model_len
+    requests * max_model_len → blocks * block_size - int(requests) * (-max_model_len % block_size)
+        the part of a request that still fits counts, too: requests · max_model_len
     [int(requests * max_model_len), requests] → [blocks, requests]
         the first number counts tokens, and this one counts blocks: requests · max_model_len
+    blocks / -(-max_model_len // block_size) → round(blocks / -(-max_model_len // block_size), 2)
+        vLLM rounds the second number only when it writes it: do not count on with a rounded one
     blocks / -(-max_model_len // block_size) → num_bytes // bytes_per_token / max_model_len
         the memory is given out in blocks: divide the bytes into blocks first
     [int(requests * max_model_len), requests] → [requests, int(requests * max_model_len)]
         first the tokens, then the requests
+    num_bytes // (bytes_per_token * block_size) → num_bytes
+        these are bytes: how many blocks have room in them?
+    num_bytes // (bytes_per_token * block_size) → num_bytes // bytes_per_token
+        these are tokens: how many blocks do they make?
     """,
 )
 LOG_CASES = (

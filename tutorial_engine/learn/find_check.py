@@ -50,6 +50,8 @@ FIND_SLIPS: Slips = slips_of(
         before it, and None only for the first block
     len(token_ids), → len(token_ids) - 1,
         one token that is left to run is enough: a block may end just before the last token
+    return found → return found[:-1]
+        the last block that is found counts, too
     len(token_ids), → len(token_ids) + 1,
     return found → return found if len(token_ids) % block_size else found[:-1]
         there was a miss, so a token is left to run anyway: leave out the last block only if all
@@ -68,8 +70,16 @@ FIND_SLIPS: Slips = slips_of(
         nothing is ever found: look for what `hash_of` gives among the keys of `cached`
     append(cached[last]) → append(last)
         these are hashes: return the blocks that `cached` has for them
+    return found → return list(range(len(found)))
+        these are logical blocks: return the physical blocks that `cached` has
+    return found → return found[::-1]
+        the block of the first tokens comes first
     if last not in cached → if not cached.get(last)
         block 0 is a block like all others: a miss is a hash that is not in `cached`
+    return found → return len(found)
+        return the list of blocks, not how many there are
+    return found → return block_size * len(found)
+        return the list of blocks, not the number of tokens in them
     token_ids[end - block_size : end] → token_ids[:block_size]
         each turn hashes the same tokens: go on to the next block
     """,
@@ -162,6 +172,8 @@ def _found(find: Find, tokens: Tokens, size: int, known: dict[Tokens, int]) -> o
         raise CannotBe(message) from error
     if answer is None and _has_miss(tokens, size, known):
         raise CannotBe("it returns None at a miss: return what was found so far")
+    if answer is not None and cached != _cached(known, size):
+        raise CannotBe("`cached` has changed; find only looks")
     found = listed(answer)
     return answer if found is None else [x if (n := whole(x)) is None else n for x in found]
 

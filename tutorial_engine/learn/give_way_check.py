@@ -5,6 +5,7 @@ First with requests that are letters, which names the usual mistakes; then in th
 
 from collections import Counter
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 from tutorial_engine.cache.paged import PagedKVCache
@@ -62,6 +63,11 @@ GIVE_WAY_SLIPS: Slips = slips_of(
 ) | {
     "there was room, and somebody gave way: ask before each preempt": lambda *case: (
         case[3](case[1][-1]) or slots_for(*case)
+    ),
+    "ask again after each preempt: what the victim gave back may be enough": (
+        lambda request, running, allocate, preempt: slots_for(
+            request, running, cache(allocate), preempt
+        )
     ),
 }
 

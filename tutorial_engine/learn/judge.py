@@ -14,6 +14,7 @@ from contextlib import suppress
 from copy import deepcopy
 from functools import cache, partial
 from textwrap import dedent
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -92,6 +93,7 @@ def judge(
     otherwise: Callable[..., str] | None = None,
     explain: Explain | None = None,
     then: Callable[[Any], str] | None = None,
+    keeps: Mapping[int, str] = MappingProxyType({}),
     body: object = None,
 ) -> Verdict:
     """✔ `done`, if the function's answers are the right ones in all cases; else what is wrong.
@@ -99,14 +101,19 @@ def judge(
     `call(function, *case)` asks it (it gets copies), `read` turns an answer into what is compared.
     Of the first case that is wrong `where(answer, *case)` is told, and the slip that gives the same
     answers, else `otherwise(answer, right answer, *case)`. `then(function)` says what else is
-    wrong, or "". `body` is what a learner fills in, if that is not the function itself.
+    wrong, or "". `keeps`: number of an argument → what to say if it was changed. `body` is what a
+    learner fills in, if that is not the function itself.
     """
     body = body or function
 
     def answer_of(one: Function, case: tuple[Any, ...]) -> Any:
-        answer = call(one, *deepcopy(case))
+        given = deepcopy(case)
+        answer = call(one, *given)
         if one is function and (bad := not_done(name, answer, body)) is not None:
             raise Told(bad)
+        for number_of, why in keeps.items():
+            if not alike(given[number_of], case[number_of]):
+                raise CannotBe(why)
         return read(answer)
 
     def run() -> Verdict:
@@ -167,14 +174,19 @@ def read_number(why: str, kind: Callable[[Any], Any] = number) -> Callable[[Any]
     return read
 
 
-def read_numbers(count: int, why: str) -> Callable[[Any], list[float]]:
-    """Reads an answer that must be so many numbers, in whatever they stand."""
+def read_numbers(count: int, why: str = "") -> Callable[[Any], Any]:
+    """Reads an answer that must be so many numbers, in whatever they stand.
 
-    def read(answer: Any) -> list[float]:
+    Without `why` any other answer is given back as it is.
+    """
+
+    def read(answer: Any) -> Any:
         found = [n for item in listed(answer) or () if (n := number(item)) is not None]
-        if len(found) != count:
+        if len(found) == count:
+            return found
+        if why:
             raise CannotBe(f"{why}, got {answer!r}")
-        return found
+        return answer
 
     return read
 
