@@ -205,12 +205,12 @@ def check_attention(function: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
     ]
     cases[-2][1][0] = 0  # the key that all may see has the score 0
     names = getattr(getattr(function, "__code__", None), "co_names", ())
-    infinity: dict[Sign, str] = {NameError: 'In Python −∞ is float("-inf")'} if "inf" in names else {}
+    infinity: dict[Sign, str] = {NameError: 'In Python −∞ is float("-inf")'}
     return judge(
         *("attention", function, own.attention, cases, ATTENTION_SLIPS),
         "attention: equal to the package's, 1 to 6 queries, D=8 and 4, causal and random masks",
         otherwise=_why_no_attention,
-        explain={**ATTENTION_ERRORS, **infinity},
+        explain=ATTENTION_ERRORS | (infinity if "inf" in names else {}),
         then=_is_finite,
     )
 
