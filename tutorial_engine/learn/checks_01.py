@@ -275,6 +275,8 @@ def check_window_mask(function: Callable[[int, int, int], Tensor]) -> Verdict:
         if not bool(itself.all()):
             return "a query does not see itself; key_pos <= query_pos"
         seen, most = int(got.sum(-1).max()), int(want.sum(-1).max())
+        if seen == most:
+            return "the right number of keys, but not the last ones"
         return f"a query sees up to {counted(seen, 'key')}; {most} expected, itself included"
 
     return judge(

@@ -706,16 +706,37 @@ class Ending(NamedTuple):
 
 
 TWO = [5, 6]  # two tokens of eight, and none of them ends a text
-NO_STRINGS = "it goes on: return None (and all() of no strings is True)"
-TYPED_IDS = "text of this model; are ids typed in?"
 ENDINGS = (
-    Ending("2 of 8 tokens, nothing special", NO_STRINGS, TWO, "Anna"),
-    Ending("the newest token is an end-of-text token", "it alone ends the request", [5, 6, 0]),
+    Ending(
+        "2 of 8 tokens, nothing special",
+        "it goes on: return None (and all() of no strings is True)",
+        TWO,
+        "Anna",
+    ),
+    Ending(
+        "the newest token is an end-of-text token",
+        "it alone ends the request: look at new_ids[-1]",
+        [5, 6, 0],
+    ),
     Ending("it is the second of the end-of-text ids", "eos_ids may hold several", [5, 6, 3]),
     Ending("the first token is an end-of-text token", "the first one is checked too", [0]),
-    Ending("the newest id is 1", "only the ids in eos_ids end the text", [5, 1]),
-    Ending("eos_ids is (6,)", f"3 ends no {TYPED_IDS}", [5, 3], eos_ids=(6,)),
-    Ending("eos_ids is (6,)", f"6 ends a {TYPED_IDS}", [5, 6], eos_ids=(6,)),
+    Ending(
+        "the newest id is 1, and eos_ids is (0, 3)",
+        "only the ids in eos_ids end the text: ask `in`, not which is larger",
+        [5, 6, 1],
+    ),
+    Ending(
+        "another model: eos_ids is (6,), and the newest id is 3",
+        "3 ends no text of this model; are ids typed in?",
+        [5, 3],
+        eos_ids=(6,),
+    ),
+    Ending(
+        "another model: eos_ids is (6,), and the newest id is 6",
+        "6 ends a text of this model; are ids typed in?",
+        TWO,
+        eos_ids=(6,),
+    ),
     Ending(
         "an end-of-text token stands before the newest",
         "the newest token decides: look at new_ids[-1] alone",
@@ -725,20 +746,58 @@ ENDINGS = (
     Ending("8 of 8 tokens", "len(new_ids) has reached max_tokens: the last one counts", [5] * 8),
     Ending("1 of 1 token", "the limit may be reached at the first token", [5], limit=1),
     Ending("the text ends with the stop string", "look for it in text", TWO, stop=("coat",)),
-    Ending("the stop string is a space", "strip() and split() take it away", TWO, "Anna ", (" ",)),
-    Ending("the text goes on behind the stop string", "search the whole text", TWO, stop=("had",)),
-    Ending("the stop string is “c.at”", "a dot stands for itself", TWO, stop=("c.at",)),
+    Ending(
+        "the stop string is the end of a line",
+        "search the text as it is: strip() and split() take such characters away",
+        TWO,
+        "Anna had a coat\n",
+        ("\n",),
+    ),
+    Ending(
+        "the last token goes on after the stop string",
+        "a token may end behind it: search the whole text, not its end",
+        TWO,
+        "Anna had a coat. One",
+        ("coat.",),
+    ),
+    Ending(
+        "the stop string is “coat.”, and the text has “coats”",
+        "a dot stands for itself, as in `one in text`",
+        TWO,
+        "Anna had coats",
+        ("coat.",),
+    ),
     Ending(
         "the text begins with the stop string",
         "text.find gives 0 there, and that is found, too: ask `one in text`",
         TWO,
         stop=("Anna",),
     ),
-    Ending("the second of two stop strings", "look for each of them", TWO, stop=("kite", "coat")),
-    Ending("a stop string that is not in the text", "return None", TWO, stop=("kite",)),
-    Ending("the stop string is “anna”", "large and small letters differ", TWO, stop=("anna",)),
+    Ending(
+        "the second of two stop strings is in the text",
+        "look for each of them",
+        TWO,
+        stop=("kite", "coat"),
+    ),
+    Ending(
+        "a stop string that is not in the text",
+        "not every text is stopped: return None",
+        TWO,
+        stop=("kite",),
+    ),
+    Ending(
+        "the stop string is “anna”, and the text has “Anna”",
+        "large and small letters differ: search the text as it is",
+        TWO,
+        stop=("anna",),
+    ),
     Ending("the last token allowed is end-of-text", "stop wins over length", [*[5] * 7, 0]),
-    Ending("8 of 8 tokens, a stop string", "stop wins over length", [5] * 8, stop=("coat",)),
+    Ending(
+        "the last token allowed completes the stop string",
+        "stop wins over length, for stop strings as well",
+        [5] * 8,
+        stop=("coat",),
+    ),
 )
 
 

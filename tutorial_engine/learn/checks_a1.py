@@ -133,7 +133,10 @@ def check_rank_mlp(function: RankMlp) -> Verdict:
     def otherwise(got: Tensor, want: Tensor, *case: Any) -> str:
         size = INNER // case[-1]
         own = f"{case[-2] * size} to {(case[-2] + 1) * size - 1} (of 0 to {INNER - 1})"
-        return f"these are not the sums of its features' products; this rank has features {own}"
+        return (
+            f"these are not the sums of its features' products; this rank has features {own} (is "
+            "the formula another one?)"
+        )
 
     return judge(
         *("rank_mlp", function, _part, [(x, gate, up, down, *case) for case in CASES], RANK_SLIPS),
