@@ -741,12 +741,23 @@ class Grows(MyCache):
         super().__init__()
 
 
-class CopiesInPlace(MyStaticCache):
+class JoinsInPlace(MyStaticCache):
     def update(self, layer: int, k: Tensor, v: Tensor, batch: Any) -> Any:
         start, end = int(batch.positions[0]), int(batch.positions[-1]) + 1
         for room, new in ((self.k[layer], k), (self.v[layer], v)):
             room[:end] = torch.cat((room[:start], new))
         return [(self.k[layer, :end], self.v[layer, :end])]
+
+
+class CopiesInPlace(MyStaticCache):
+    """The old ones come back from a second memory, each step."""
+
+    def update(self, layer: int, k: Tensor, v: Tensor, batch: Any) -> Any:
+        start = int(batch.positions[0])
+        old = torch.empty(2, start, *k.shape[1:])
+        old[0], old[1] = self.k[layer, :start], self.v[layer, :start]
+        self.k[layer, :start], self.v[layer, :start] = old
+        return super().update(layer, k, v, batch)
 
 
 def transplant_by_numpy(memory: Any, donor: Any, layer: int, slots: Any, which: str) -> Any:
@@ -899,6 +910,7 @@ EXERCISES |= {
             (static_cache((", max_len, heads", ", 4096, heads")), "is a size typed in?"),
             (in_memory("torch.bfloat16"), "in torch.bfloat16, and rounds it"),
             (in_memory("torch.float64", PUT), "Keep the dtype of k and v"),
+            (JoinsInPlace, "it writes old k and v again"),
             (CopiesInPlace, "it writes old k and v again"),
             (static_cache(("torch.zeros_like(self.k)", IN_NUMPY)), "make it with torch.zeros"),
             (static_with("pass"), "layer 0: the new k is not written into the memory"),

@@ -244,8 +244,14 @@ def _beside_ours(free: Part, take: Part) -> str:
         if queue != right:
             return f"beside the package: {came}, and the queue is {queue}, the package's {right}"
         if theirs.cached != ours.cached:
-            found = {key.hex()[:6]: block for key, block in theirs.cached.items()}
-            return f"beside the package: {came}, and what can be found is {found}"
+            found, ours_found = (
+                {key.hex()[:6]: block for key, block in blocks.cached.items()}
+                for blocks in (theirs, ours)
+            )
+            return (
+                f"beside the package: {came}, and what can be found is {found}, the package's "
+                f"{ours_found}"
+            )
     return ""
 
 

@@ -128,19 +128,20 @@ def _updates(make_cache: Callable[..., Any], *sizes: Any) -> list[Sequence[Tenso
 
 
 class _Watch(TorchDispatchMode):
-    """Notes the most numbers that are joined inside the block; memory of `torch.empty` is NaN.
+    """Notes the most numbers that one operation in the block moves; memory of `torch.empty` is NaN.
 
     It may hold tensors of an earlier check, and these would be taken for what was written.
     """
 
-    most_joined = 0
+    most_moved = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result, name = func(*args, **(kwargs or {})), func.overloadpacket.__name__
         if name.startswith(("empty", "new_empty")) and result.is_floating_point():
             result.fill_(torch.nan)
-        if name == "cat" and result.is_floating_point():
-            self.most_joined = max(self.most_joined, result.numel())
+        if name in ("cat", "stack", "clone", "copy_", "index_put_"):
+            moved = args[2] if name == "index_put_" else result
+            self.most_moved = max(self.most_moved, moved.numel())
         return result
 
 
@@ -244,8 +245,7 @@ def _sizes(layers: int, heads: int, dim: int, room: int) -> tuple[ModelConfig, i
 def _why_not_static(make_cache: Callable[..., Any]) -> str:
     """Right numbers: in memory that was allocated once, and of the right size? "" if so."""
     layers, heads, dim, room = SIZES[0]
-    with _Watch() as watch:
-        found = _updates(make_cache, *_sizes(*SIZES[0]))
+    found = _updates(make_cache, *_sizes(*SIZES[0]))
     for before, after in zip(found, found[layers:], strict=False):
         for name, old, new in zip("kv", before, after, strict=True):
             if not same_memory(old, new):
@@ -254,15 +254,21 @@ def _why_not_static(make_cache: Callable[..., Any]) -> str:
                     "the memory that __init__ made, and return a view of it"
                     f"{CODE}self.k[layer, :end]"
                 )
-    cache, one = make_cache(*_sizes(*SIZES[0])), torch.ones(1, heads, dim)
-    for _ in range(2):
-        [pair] = cache.update(0, one.clone(), one.clone(), Batch.from_sequences([[0]]))
-    if any(bool((x > 1).any()) for x in pair):
+    cache = make_cache(*_sizes(*SIZES[0]))
+
+    def writes(tokens: int, first: int) -> Sequence[Tensor]:
+        k, v = torch.ones(2, tokens, heads, dim)
+        return _pair(cache.update(0, k, v, Batch.from_sequences([[0] * tokens], [first])))
+
+    writes(8, 0)
+    with _Watch() as watch:
+        writes(1, 8)
+    if any(bool((x > 1).any()) for x in writes(1, 8)):
         return (
             "a slot that is written again holds the sum of old and new: write with `=`, and not "
             "with `+=`"
         )
-    if watch.most_joined > NEW[0] * heads * dim:
+    if watch.most_moved > 2 * heads * dim:
         return "it writes old k and v again, into the same memory; write only the new ones"
     every = {x.untyped_storage().data_ptr(): x for pair in found for x in pair}
     if not all(x.untyped_storage().resizable() for x in every.values()):

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tutorial_engine.engine.replay import SHORTEST
 from tutorial_engine.learn.judge import Slips, alike, judge, read_numbers, slips_of
-from tutorial_engine.learn.parts import whole_numbers
+from tutorial_engine.learn.parts import whole_numbers, whole_tokens
 from tutorial_engine.learn.verdict import CannotBe, Verdict
 
 # -- exercise 1: sequences end to end -------------------------------------------------------------
@@ -144,9 +144,15 @@ def check_size(function: Callable[[list[int]], tuple[int, int, float]]) -> Verdi
         *("size", function, right_size, [(lens,) for lens in LENGTHS], SIZE_SLIPS),
         "size: both are rounded up, and every slot of the size is read",
         read=read_numbers(3),
-        where=lambda got, lens: f"contexts of {lens}, got {got}",
+        where=lambda got, lens: f"contexts of {lens}, got {_plain(got)}",
         otherwise=_wrong_size,
     )
+
+
+def _plain(got: Any) -> Any:
+    """Numbers as one writes them: 2, not 2.0."""
+    items = got if isinstance(got, list) else []
+    return [one if (n := whole_tokens(one)) is None else n for one in items] or got
 
 
 def _wrong_size(got: Any, want: list[float], *_: object) -> str:
