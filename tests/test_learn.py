@@ -35,7 +35,6 @@ from tutorial_engine.learn.verdict import (
     guarded,
     has_gap,
     is_open,
-    not_done,
 )
 from tutorial_engine.learn.vllm_places import PLACES, SOURCE, Place, Places
 from tutorial_engine.model.attention import naive_attention
@@ -61,13 +60,6 @@ def test_what_is_open_is_told_by_the_code_and_not_by_running_it() -> None:
 
 
 # -- verdicts -----------------------------------------------------------------------------------
-
-
-def test_verdicts_are_shown_by_their_mark_and_zero_and_false_are_answers() -> None:
-    assert [repr(Verdict(ok, "so")) for ok in (True, False, None)] == ["✔ so", "✘ so", "☐ so"]
-    assert all(not_done("f", answer) is None for answer in (0, False, torch.zeros(2)))
-    open_one = not_done("f", None)
-    assert open_one is not None and open_one.ok is None, "without the function nobody can tell"
 
 
 def test_interrupting_a_check_is_not_swallowed() -> None:
@@ -251,11 +243,6 @@ def test_question_is_shown_live_and_as_text(predictions: Predictions) -> None:
 # -- sources ------------------------------------------------------------------------------------
 
 
-def shown(thing: Callable[..., Any], capsys: pytest.CaptureFixture[str], **options: bool) -> str:
-    show_source(thing, **options)
-    return capsys.readouterr().out
-
-
 @pytest.mark.parametrize(
     "thing",
     [naive_attention, Qwen3DecoderLayer.forward, Qwen3DecoderLayer, Verdict, Predictions.reveal],
@@ -264,31 +251,14 @@ def test_source_is_the_installed_code_without_its_docstring(
     thing: Callable[..., Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert thing.__doc__
-    said = shown(thing, capsys).rstrip("\n").splitlines()
+    show_source(thing)
+    said = capsys.readouterr().out.splitlines()
     real = inspect.getsource(thing).rstrip().splitlines()
     left_out = [line for line in real if line not in said]
     quotes = [i for i, line in enumerate(real) if '"""' in line]
     size = 1 if real[quotes[0]].count('"""') == 2 else quotes[1] - quotes[0] + 1
     assert said == real[: quotes[0]] + real[quotes[0] + size :]
     assert '"""' in left_out[0] and thing.__doc__.split("\n")[0].strip() in left_out[0]
-
-
-def test_part_of_a_long_source_is_named_by_how_its_lines_begin(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    whole = shown(naive_attention, capsys).splitlines()
-    show_source(naive_attention, first="scores = ", last="weights =")
-    part = capsys.readouterr().out.splitlines()
-    start = whole.index(part[0])
-    assert part == whole[start : start + len(part)] and 2 < len(part) < len(whole)
-    assert part[0].startswith("    scores = ") and part[-1].startswith("    weights = scores")
-    show_source(naive_attention, last="k =")
-    assert capsys.readouterr().out.splitlines() == whole[: whole.index(part[0]) - 2]
-    show_source(naive_attention, first="weights =")
-    assert capsys.readouterr().out.splitlines() == whole[-3:]
-    for words in ({"first": "nothing ="}, {"first": "weights =", "last": "scores ="}):
-        with pytest.raises(ValueError, match=r"no line begins with '(nothing|scores) ='"):
-            show_source(naive_attention, **words)
 
 
 # -- a learner's number, used -----------------------------------------------------------------

@@ -21,7 +21,7 @@ from tutorial_engine.learn.own_cache import (
 )
 from tutorial_engine.learn.own_cache import transplant as right_transplant
 from tutorial_engine.learn.parts import number, whole
-from tutorial_engine.learn.verdict import SHAPES, CannotBe, Explain, Told, Verdict, not_done
+from tutorial_engine.learn.verdict import SHAPES, CannotBe, Explain, Verdict, must_answer
 from tutorial_engine.model.attention import SdpaAttention
 from tutorial_engine.model.batch import Batch
 from tutorial_engine.model.config import ModelConfig
@@ -120,8 +120,7 @@ def _updates(make_cache: Callable[..., Any], *sizes: Any) -> list[Sequence[Tenso
         for layer in range(layers):
             k, v = (torch.randn(new, heads, dim, generator=draw) for _ in "kv")
             got = cache.update(layer, k, v, Batch.from_sequences([[0] * new], [first]))
-            if (bad := not_done("update", got, make_cache.update)) is not None:  # type: ignore[attr-defined]
-                raise Told(bad)
+            must_answer("update", got, make_cache.update)  # type: ignore[attr-defined]
             found.append(_pair(got))
         first += new
     return found
@@ -821,8 +820,6 @@ def check_why_finished(function: Callable[..., str | None]) -> Verdict:
 
     def otherwise(got: list[Any], want: list[Any], _: str, hint: str, *state: Any) -> str:
         if all(_reason(function, *ending)[0] in (None, ...) for ending in ENDINGS):
-            if (bad := not_done("why_finished", None, function)) is None or bad.ok is None:
-                raise Told(bad or Verdict(None, "not done yet"))
             return "it returns None, always; is no condition ever true, or is there no `return`?"
         if got[0] is not None and got[0] not in ("stop", "length"):
             return f'got {got[0]!r}; answer "stop", "length" or None'

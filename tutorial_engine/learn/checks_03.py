@@ -25,10 +25,9 @@ from tutorial_engine.learn.parts import whole_tokens
 from tutorial_engine.learn.verdict import (
     CannotBe,
     Explain,
-    Told,
     Verdict,
     guarded,
-    not_done,
+    must_answer,
     open_verdict,
 )
 from tutorial_engine.trace.events import Admitted, Trace
@@ -278,8 +277,7 @@ def check_budget(
 
     def budget_for(most: float) -> str:
         answer = function(most)
-        if (bad := not_done("largest_budget", answer, function)) is not None:
-            raise Told(bad)
+        must_answer("largest_budget", answer, function)
         got, budget = f"for {most:g} ms got {answer!r}", whole_tokens(answer)  # 26.0 // 1
         if budget is None or budget < 1:
             raise CannotBe(f"{got}; a budget is a whole number of tokens, at least 1")
@@ -338,8 +336,7 @@ def _watched(policy: type[Scheduler], **attributes: object) -> type[Scheduler]:
     def next_waiting(self: Scheduler) -> Request:
         before = list(self.waiting)
         chosen: object = policy.next_waiting(self)
-        if (bad := not_done("next_waiting", chosen, policy.next_waiting)) is not None:
-            raise Told(bad)
+        must_answer("next_waiting", chosen, policy.next_waiting)
         if not isinstance(self.waiting, deque):
             kind = type(self.waiting).__name__
             raise CannotBe(f"self.waiting is a {kind} now; it must stay a deque")

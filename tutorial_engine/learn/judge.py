@@ -24,11 +24,10 @@ from tutorial_engine.learn.parts import listed, number
 from tutorial_engine.learn.verdict import (
     CannotBe,
     Explain,
-    Told,
     Verdict,
     guarded,
     has_gap,
-    not_done,
+    must_answer,
     still_a_gap,
     wrong_shape,
 )
@@ -109,8 +108,8 @@ def judge(
     def answer_of(one: Function, case: tuple[Any, ...]) -> Any:
         given = deepcopy(case)
         answer = call(one, *given)
-        if one is function and (bad := not_done(name, answer, body)) is not None:
-            raise Told(bad)
+        if one is function:
+            must_answer(name, answer, body)
         for number_of, why in keeps.items():
             if not alike(given[number_of], case[number_of]):
                 raise CannotBe(why)

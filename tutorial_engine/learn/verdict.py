@@ -167,18 +167,11 @@ def _open_ones_called_by(function: object) -> list[str]:
     return [name for name in getattr(names, "co_names", ()) if is_open(known.get(name))]
 
 
-def not_done(name: str, value: object, function: object = None) -> Verdict | None:
-    """A verdict when nothing was returned: not done yet, or, of a function with a body, forgotten.
-
-    Without the function nobody can tell which: then it is not done yet.
-    """
-    if value is not None and value is not Ellipsis:
-        return None
-    if function is None or is_open(function):
-        return Verdict(None, f"not done yet: {name} returns None")
-    if has_gap(function):
-        return still_a_gap(name)
-    return Verdict(False, f"{name} returns None: does it end with `return`?")
+def must_answer(name: str, value: object, function: object) -> None:
+    """Ends the check of a function that returned nothing: not done yet, or forgotten."""
+    if value is None or value is Ellipsis:
+        forgotten = Verdict(False, f"{name} returns None: does it end with `return`?")
+        raise Told(still_a_gap(name) if has_gap(function) else forgotten)
 
 
 def wrong_shape(name: str, value: object, expected: Tensor) -> Verdict | None:
