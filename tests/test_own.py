@@ -223,23 +223,15 @@ def test_a_window_is_the_learners_mask(mine: OwnEngine) -> None:
     assert mine.story(PROMPT, window=1000) == whole
 
 
-def test_learners_engine_is_a_row_of_the_ledger(
-    mine: OwnEngine, cached: OwnEngine, model: Qwen3ForCausalLM, tokenizer: Tokenizer
-) -> None:
-    for engine in (mine, cached):
-        for name, part in RIGHT.items():
-            engine.use(part, CHECKS[name])
+def test_a_row_of_the_ledger_is_the_learners(cached: OwnEngine, tokenizer: Tokenizer) -> None:
     paths = {
-        "no cache": our_paths(model)["no cache"],
-        "yours, no cache": loop_path(lambda n: mine.runner()),
-        "yours, cached": loop_path(lambda n: cached.runner()),
-        "yours, together": loop_path(lambda n: cached.runner(), together=True),
+        "no cache": our_paths(cached.package)["no cache"],
+        "together": loop_path(lambda n: cached.runner(), together=True),
     }
     prompts = [tokenizer.encode(text).ids for text in (PROMPT, "Ben had a blue ball.")]
-    rows = ledger(paths, prompts, num_tokens=8)
-    assert all(row.ok and row.steps == 16 for row in rows), rows
+    assert all(row.ok and row.steps == 16 for row in ledger(paths, prompts, num_tokens=8))
     cached.use(named("layer", lambda x, w, a, attend: own.layer(x, w, 1.1 * a, attend)), passes)
-    assert not ledger(paths, prompts, num_tokens=8)[2].ok, "the row is the learner's"
+    assert not ledger(paths, prompts, num_tokens=8)[1].ok
 
 
 def test_bytes_that_a_cache_copies_are_counted_of_the_one_that_runs(cached: OwnEngine) -> None:
@@ -471,16 +463,6 @@ def saved(folder: Path, solved: bool, edit: Callable[[str], str] = str, of: str 
     return str(folder / f"my_{of}.ipynb")
 
 
-def test_right_answers_come_along(cached: OwnEngine, tmp_path: Path) -> None:
-    found = bring(cached, saved(tmp_path, solved=True))
-    assert repr(found) == f"✔ yours from my_01.ipynb: {', '.join(IN_01)}"
-    assert set(cached.parts.own) == set(IN_01)
-    theirs = cached.parts.own["attention"]
-    assert theirs.__code__.co_filename == "my_01.ipynb"
-    request = cached.generate("Once upon a time Anna had a red kite.")
-    assert len(request.output_token_ids) == 24 and cached.parts.calls["attention"] > 0
-
-
 def test_open_exercises_and_a_missing_file_leave_the_package_in_place(
     cached: OwnEngine, tmp_path: Path
 ) -> None:
@@ -542,35 +524,6 @@ def test_what_is_wrong_or_cannot_run_is_told_and_stays_out(
     assert "✘ rope" in said and "'this is no Python' of my_01.ipynb raised SyntaxError" in said
     assert said.endswith("☐ these are still the package's: project, rope, layer")
     assert set(cached.parts.own) == {"window_mask", "attention", "kv_head"}
-
-
-def test_parts_of_all_earlier_notebooks_serve_in_the_engine(
-    model: Qwen3ForCausalLM,
-    tokenizer: Tokenizer,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    server = OwnServer(model, tokenizer, memory="pages", num_blocks=10, block_size=4)
-    parts = {
-        "01": IN_01,
-        "02": ("keep_top_p",),
-        "03": ("num_tokens_to_run", "plan_step", "ttft_and_tpot"),
-    }
-    for number, names in parts.items():
-        for solved, mark in (
-            (False, "☐ these are still the package's"),
-            (True, f"✔ yours from my_{number}"),
-        ):
-            found = bring(server, saved(tmp_path, solved, of=number))
-            assert repr(found).startswith(mark) and f": {', '.join(names)}" in repr(found)
-    drawn = SamplingParams(max_tokens=8, temperature=1.0, top_p=0.9, seed=1)
-    server.serve(["Once upon a time", "Ben had a blue ball."], drawn)
-    said = capsys.readouterr().out
-    assert said.endswith("✔ 2 of 2 requests have the tokens that they have alone.\n")
-    for name in (name for names in parts.values() for name in names):
-        assert f"{name} (" in said
-    only = bring(OwnServer(model, tokenizer), saved(tmp_path, True, of="03"), "plan_step")
-    assert repr(only) == "✔ yours from my_03.ipynb: plan_step"
 
 
 def test_allocate_of_notebook_04_runs_with_shared_evicted_and_copied_blocks(
