@@ -264,7 +264,6 @@ def leak(
     asked: Mapping[str, str],
     blocks: type[BlockManager] = StaleBlocks,
     num_blocks: int = 9,
-    max_tokens: int = 28,
 ) -> Leak:
     """Name → prompt, served one after the other under a block manager: what each of them reads."""
-    return record_leak(model, tokenizer, pages(model, num_blocks, blocks), asked, max_tokens)
+    return record_leak(model, tokenizer, pages(model, num_blocks, blocks), asked, max_tokens=28)
