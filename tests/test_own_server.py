@@ -128,18 +128,6 @@ def count(trace: Trace, kind: type) -> int:
 
 
 @pytest.mark.parametrize("memory", SMALL)
-def test_without_parts_it_is_the_packages_engine(serving: Serving, memory: str) -> None:
-    run, said = serving.serve(serving.of(memory))
-    serving.check_tokens(run)
-    assert [line[0] for line in said.splitlines()[:3]] == ["A", "B", "C"]
-    assert all(prompt in said for prompt in PROMPTS)
-    assert ("TTFT" in said) == (memory != "rows"), "notebook 03 explains it later"
-    assert "yours: none yet; the package's: " in said and said.endswith(DONE)
-    assert (count(run.trace, Preempted) > 0) == (memory != "rows"), "the pool is small"
-    assert repr(run) == f"3 requests in {run.trace.num_steps} steps"
-
-
-@pytest.mark.parametrize("memory", SMALL)
 def test_learners_plan_decides_each_step(serving: Serving, memory: str) -> None:
     server = serving.of(memory)
     spy = serving.spied(server, "plan_step", "num_tokens_to_run")["plan_step"]
