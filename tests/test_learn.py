@@ -1,8 +1,6 @@
 """What makes a notebook a lesson: verdicts, predictions that are kept, sources, other engines."""
 
 import inspect
-import re
-import xml.etree.ElementTree as ET
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,16 +14,7 @@ from tutorial_engine.engine.config import EngineConfig
 from tutorial_engine.engine.engine import LLMEngine
 from tutorial_engine.engine.scheduler import Scheduler
 from tutorial_engine.learn.dry_runs import Job, dry_run, steps
-from tutorial_engine.learn.elsewhere import (
-    BOXES,
-    LLAMA_CPP,
-    PIECES,
-    SGLANG,
-    VLLM,
-    box,
-    find,
-    names_elsewhere,
-)
+from tutorial_engine.learn.elsewhere import box
 from tutorial_engine.learn.parts import yours
 from tutorial_engine.learn.predict import UNDECIDED, Predictions
 from tutorial_engine.learn.source import show_source
@@ -35,9 +24,7 @@ from tutorial_engine.learn.verdict import (
     guarded,
     has_gap,
     is_open,
-    not_done,
 )
-from tutorial_engine.learn.vllm_places import PLACES, SOURCE, Place, Places
 from tutorial_engine.model.attention import naive_attention
 from tutorial_engine.model.qwen3 import Qwen3DecoderLayer, Qwen3ForCausalLM
 from tutorial_engine.sampling.params import SamplingParams
@@ -61,13 +48,6 @@ def test_what_is_open_is_told_by_the_code_and_not_by_running_it() -> None:
 
 
 # -- verdicts -----------------------------------------------------------------------------------
-
-
-def test_verdicts_are_shown_by_their_mark_and_zero_and_false_are_answers() -> None:
-    assert [repr(Verdict(ok, "so")) for ok in (True, False, None)] == ["✔ so", "✘ so", "☐ so"]
-    assert all(not_done("f", answer) is None for answer in (0, False, torch.zeros(2)))
-    open_one = not_done("f", None)
-    assert open_one is not None and open_one.ok is None, "without the function nobody can tell"
 
 
 def test_interrupting_a_check_is_not_swallowed() -> None:
@@ -177,22 +157,6 @@ def test_truth_that_is_no_option_is_refused(predictions: Predictions, truth: obj
     assert question.truth is None
 
 
-def test_where_nobody_can_choose_the_answer_shows_as_if_it_had_been_chosen(
-    predictions: Predictions,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("TE_REVEAL", "1")
-    for _ in range(2):
-        question = predictions.ask("a", "?", ["1", "2"])
-        assert predictions.reveal("a", "2") is True and question.buttons.disabled
-        assert capsys.readouterr().out == "Answer: 2.\n"
-        assert predictions.score() == "1 of 1 predictions were right; 0 not made."
-    monkeypatch.setenv("TE_REVEAL", "0")
-    predictions.ask("b", "?", ["1", "2"])
-    assert predictions.reveal("b", "2") is False
-
-
 def test_choices_are_there_after_a_restart_until_their_file_is_deleted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -251,11 +215,6 @@ def test_question_is_shown_live_and_as_text(predictions: Predictions) -> None:
 # -- sources ------------------------------------------------------------------------------------
 
 
-def shown(thing: Callable[..., Any], capsys: pytest.CaptureFixture[str], **options: bool) -> str:
-    show_source(thing, **options)
-    return capsys.readouterr().out
-
-
 @pytest.mark.parametrize(
     "thing",
     [naive_attention, Qwen3DecoderLayer.forward, Qwen3DecoderLayer, Verdict, Predictions.reveal],
@@ -264,31 +223,14 @@ def test_source_is_the_installed_code_without_its_docstring(
     thing: Callable[..., Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert thing.__doc__
-    said = shown(thing, capsys).rstrip("\n").splitlines()
+    show_source(thing)
+    said = capsys.readouterr().out.splitlines()
     real = inspect.getsource(thing).rstrip().splitlines()
     left_out = [line for line in real if line not in said]
     quotes = [i for i, line in enumerate(real) if '"""' in line]
     size = 1 if real[quotes[0]].count('"""') == 2 else quotes[1] - quotes[0] + 1
     assert said == real[: quotes[0]] + real[quotes[0] + size :]
     assert '"""' in left_out[0] and thing.__doc__.split("\n")[0].strip() in left_out[0]
-
-
-def test_part_of_a_long_source_is_named_by_how_its_lines_begin(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    whole = shown(naive_attention, capsys).splitlines()
-    show_source(naive_attention, first="scores = ", last="weights =")
-    part = capsys.readouterr().out.splitlines()
-    start = whole.index(part[0])
-    assert part == whole[start : start + len(part)] and 2 < len(part) < len(whole)
-    assert part[0].startswith("    scores = ") and part[-1].startswith("    weights = scores")
-    show_source(naive_attention, last="k =")
-    assert capsys.readouterr().out.splitlines() == whole[: whole.index(part[0]) - 2]
-    show_source(naive_attention, first="weights =")
-    assert capsys.readouterr().out.splitlines() == whole[-3:]
-    for words in ({"first": "nothing ="}, {"first": "weights =", "last": "scores ="}):
-        with pytest.raises(ValueError, match=r"no line begins with '(nothing|scores) ='"):
-            show_source(naive_attention, **words)
 
 
 # -- a learner's number, used -----------------------------------------------------------------
@@ -342,43 +284,6 @@ def test_dry_run_is_the_real_scheduler_without_the_model(model: Qwen3ForCausalLM
 
 
 # -- other engines ------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("piece", PIECES, ids=lambda piece: piece.ours)
-def test_each_of_our_names_is_there(piece: tuple[str, ...]) -> None:
-    assert find(piece[0]) is not None
-    assert any(piece[2:]), "somebody else has it, too"
-    assert piece[1] in str(names_elsewhere())
-    rows = [[*cell.itertext()] for cell in ET.fromstring(names_elsewhere()._repr_html_())]
-    assert [piece[1], piece[0].split(".", 2)[2], *(name or "–" for name in piece[2:])] in rows
-
-
-@pytest.mark.parametrize("place", PLACES, ids=lambda place: place.what)
-def test_each_place_in_vllm_has_ours(place: Place) -> None:
-    assert not place.ours or find(place.ours) is not None
-    table = ET.fromstring(Places()._repr_html_())
-    assert place.more in "".join(table.itertext())
-    links = {link.get("href"): "".join(link.itertext()) for link in table.iter("a")}
-    for name, line in place.theirs.items():
-        assert f"{name} (line {line})" in str(Places())
-        assert links[f"{SOURCE}vllm/{place.file}#L{line}"] == name
-
-
-FILE = re.compile(r"\b(?:[\w-]+/)+[\w-]+\.(?:py|cpp|cu|h)\b")
-
-
-@pytest.mark.parametrize("topic", BOXES)
-def test_a_box_names_versions_files_and_no_line_numbers(topic: str) -> None:
-    told = str(box(topic))
-    assert max(map(len, told.splitlines())) <= 92 and BOXES[topic].title in told
-    who = (f"here ({BOXES[topic].piece})", VLLM, SGLANG, LLAMA_CPP)
-    assert all(f"  {name}: " in told for name in who)
-    assert find(BOXES[topic].piece) is not None
-    assert FILE.search(BOXES[topic].vllm) and FILE.search(BOXES[topic].llama_cpp)
-    assert FILE.search(BOXES[topic].sglang) or "no shift" in BOXES[topic].sglang
-    assert not re.search(r"\.(py|cpp|h)(:|#L)\d|\bline \d", told)
-    head, *engines = ET.fromstring(box(topic)._repr_html_())
-    assert "".join(head.itertext()).endswith(BOXES[topic].gist) and len(engines) == 1
 
 
 def test_an_unknown_topic_is_told_which_there_are() -> None:

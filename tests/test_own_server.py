@@ -57,6 +57,8 @@ DONE = "✔ 3 of 3 requests have the tokens that they have alone.\n"
 CHECKS: dict[str, Any] = {
     **EARLIER["03"],
     **EARLIER["04"],
+    "ShortestFirst": learn.check_shortest,
+    "Fair": learn.check_fair,
     "slots_for": learn.check_slots_for,
     "free": learn.check_free,
     "take": learn.check_take,
@@ -123,18 +125,6 @@ def count(trace: Trace, kind: type) -> int:
 
 
 # -- the learner's are called --------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("memory", SMALL)
-def test_without_parts_it_is_the_packages_engine(serving: Serving, memory: str) -> None:
-    run, said = serving.serve(serving.of(memory))
-    serving.check_tokens(run)
-    assert [line[0] for line in said.splitlines()[:3]] == ["A", "B", "C"]
-    assert all(prompt in said for prompt in PROMPTS)
-    assert ("TTFT" in said) == (memory != "rows"), "notebook 03 explains it later"
-    assert "yours: none yet; the package's: " in said and said.endswith(DONE)
-    assert (count(run.trace, Preempted) > 0) == (memory != "rows"), "the pool is small"
-    assert repr(run) == f"3 requests in {run.trace.num_steps} steps"
 
 
 @pytest.mark.parametrize("memory", SMALL)
@@ -269,6 +259,13 @@ def test_learners_find_gives_the_prefix_hits(serving: Serving) -> None:
     assert not spy.calls and said.endswith(DONE), "nothing is looked for"
 
 
+def test_learners_top_p_is_asked_for_each_token_that_is_drawn(serving: Serving) -> None:
+    server, spy = serving.of("rows"), Spy(PARTS["keep_top_p"])
+    server.use(spy, passes)
+    _, said = serving.serve(server, replace(PARAMS, temperature=1.0, top_p=0.9, seed=1))
+    assert said.endswith(DONE) and len(spy.calls) == 3 * TOKENS
+
+
 def test_learners_num_blocks_sizes_the_pool(serving: Serving) -> None:
     server = serving.of("pages")
     spy = serving.spied(server, "num_blocks")["num_blocks"]
@@ -302,19 +299,12 @@ def test_samples_that_share_are_served_by_the_learners_parts(serving: Serving, m
     assert (count(run.trace, BlockCopied) > 0) == (memory == "pages"), "a copy-on-write"
 
 
-@pytest.mark.parametrize("memory", SMALL)
-def test_learners_server_is_a_row_of_the_ledger(serving: Serving, memory: str) -> None:
-    server = serving.of(memory)
-    names = [name for name in RIGHT if MEMORY[name] in ("rows", memory)]
-    for name in names:
-        server.use(RIGHT[name], passes)
-    paths = {
-        "no cache": our_paths(serving.model)["no cache"],
-        "yours": server.path(max_num_batched_tokens=8),
-    }
+def test_a_row_of_the_ledger_is_the_learners(serving: Serving) -> None:
+    server = serving.of("cells")
+    paths = {"no cache": our_paths(serving.model)["no cache"], "yours": server.path()}
     assert all(row.ok and row.steps == 18 for row in ledger(paths, serving.ids, num_tokens=6))
     server.use(named("rope", lambda x, angles: PARTS["rope"](x, 1.1 * angles)), passes)
-    assert not ledger(paths, serving.ids, num_tokens=6)[1].ok, "the row is the learner's"
+    assert not ledger(paths, serving.ids, num_tokens=6)[1].ok
 
 
 # -- unusual right parts -------------------------------------------------------------------------

@@ -1,7 +1,6 @@
 """The checks of the exercises on blocks: eviction; and what a stale block does to an answer."""
 
 import random
-from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -14,7 +13,7 @@ from tutorial_engine.learn.own_memory import OwnBlocks
 from tutorial_engine.learn.own_memory import free as right_free
 from tutorial_engine.learn.own_memory import take as right_take
 from tutorial_engine.learn.parts import PartFailed, Parts, whole
-from tutorial_engine.learn.verdict import Verdict
+from tutorial_engine.learn.verdict import Explain, Verdict
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 from tutorial_engine.viz.leak_view import Leak, record_leak
 
@@ -141,7 +140,7 @@ def check_free(free: Part) -> Verdict:
             _why_freed(got, want, table, ref_cnt)
             or f"expected ref_cnt {counts_of(table, want)} and the queue {want[0]}"
         ),
-        then=lambda: _first_difference(free, right_take),
+        then=lambda free: _beside_ours(free, right_take),
     )
 
 
@@ -173,16 +172,13 @@ TAKE_SLIPS: Slips = slips_of(
 )
 
 
-def _why(error: Exception) -> str:
-    """What a KeyError of `take` means."""
-    if not isinstance(error, KeyError):
-        return ""
-    if error.args == (None,):
-        return (
-            "you set hashes[block] to None and then look up hashes[block]: take the hash out of "
-            "`cached` first"
-        )
-    return "the keys of `cached` are hashes, not blocks"
+TAKE_ERRORS: Explain = {
+    "None": (
+        "you set hashes[block] to None and then look up hashes[block]: take the hash out of "
+        "`cached` first"
+    ),
+    KeyError: "the keys of `cached` are hashes, not blocks",
+}
 
 
 def _taken(
@@ -199,13 +195,13 @@ def _taken(
 def check_take(take: Part) -> Verdict:
     """Check take(free_queue, hashes, cached) → block, in the same two ways."""
 
-    def then() -> str:
+    def then(take: Part) -> str:
         try:
             if take([5], {5: None}, {}) is None:
                 return "block 5 has no hash, and it returns None: return the block here, too"
         except KeyError as error:
             return f"KeyError: {error}; block 5 has no hash, nothing to forget"
-        return _first_difference(right_free, take)
+        return _beside_ours(right_free, take)
 
     return judge(
         *("take", take, right_take, TAKE_CASES, TAKE_SLIPS),
@@ -217,26 +213,24 @@ def check_take(take: Part) -> Verdict:
         otherwise=lambda got, want, *_: (
             f"then hashes is {got[2]}; expected block {want[0]}, hashes {want[2]}, cached {want[3]}"
         ),
-        explain=_why,
+        explain=TAKE_ERRORS,
         then=then,
     )
 
 
-def _first_difference(free: Part, take: Part) -> str:
-    return next(filter(None, (_beside_ours(free, take, seed) for seed in range(10))), "")
-
-
-def _beside_ours(free: Part, take: Part, seed: int) -> str:
-    """40 random operations with the parts and with the package's → where they differ first."""
-    draw, parts = random.Random(seed), Parts({})
+def _beside_ours(free: Part, take: Part) -> str:
+    """400 random operations with the parts and with the package's → where they differ first."""
+    draw, parts = random.Random(0), Parts({})
     parts.own |= {"free": free, "take": take}
-    ours = BlockManager(8, 2)
-    theirs = type("OwnBlocks", (OwnBlocks,), {"parts": parts})(8, 2)
-    for number in range(40):
+    ours, theirs = BlockManager(8, 2), type("OwnBlocks", (OwnBlocks,), {"parts": parts})(8, 2)
+    for number in range(400):
         frees = bool(ours.tables) and draw.random() < 0.5
         name = draw.choice(sorted(ours.tables)) if frees else str(number)
         tokens = draw.choices((0, 1), k=draw.randint(1, 11))
-        table = list(ours.tables.get(name, []))
+        came, table = f"a request of {len(tokens)} tokens came", list(ours.tables.get(name, ()))
+        if frees:
+            without = [block for block in table if ours.blocks[block].hash is None]
+            came = f"the table {table} was given back ({without or 'none'} without a hash)"
         try:
             for blocks in (ours, theirs):
                 if frees:
@@ -245,32 +239,20 @@ def _beside_ours(free: Part, take: Part, seed: int) -> str:
                     blocks.cache_full_blocks(name, tokens, len(tokens))
                     blocks.commit(name, len(tokens))
         except PartFailed as failed:
-            return f"operation {number} (seed {seed}): {failed}"
-        came = f"a request of {len(tokens)} tokens came"
-        if frees:
-            without = [block for block in table if ours.blocks[block].hash is None]
-            came = f"the table {table} was given back ({without or 'none'} without a hash)"
-        for what, mine, right in (
-            ("the queue is", theirs.free_queue, ours.free_queue),
-            ("the tables are", theirs.tables, ours.tables),
-            ("what can be found is", theirs.cached, ours.cached),
-            ("the blocks are", theirs.blocks, ours.blocks),
-        ):
-            if mine != right or list(mine) != list(right):
-                told = f"{what} {_plain(mine)}, the package's {_plain(right)}"
-                return f"beside the package: {came}, and {told}"
+            return f"operation {number}: {failed}"
+        queue, right = list(theirs.free_queue), list(ours.free_queue)
+        if queue != right:
+            return f"beside the package: {came}, and the queue is {queue}, the package's {right}"
+        if theirs.cached != ours.cached:
+            found, ours_found = (
+                {key.hex()[:6]: block for key, block in blocks.cached.items()}
+                for blocks in (theirs, ours)
+            )
+            return (
+                f"beside the package: {came}, and what can be found is {found}, the package's "
+                f"{ours_found}"
+            )
     return ""
-
-
-def _plain(state: Any) -> Any:
-    """Queue, tables, cache or blocks to be read: lists, and the first characters of a hash."""
-    if isinstance(state, OrderedDict):
-        return list(state)
-    if isinstance(state, dict):
-        return {_plain(key): value for key, value in state.items()}
-    if isinstance(state, list):
-        return [(block.ref_cnt, _plain(block.hash)) for block in state]
-    return state.hex()[:6] if isinstance(state, bytes) else state
 
 
 # ---- the freed-block bug in a text
@@ -282,7 +264,6 @@ def leak(
     asked: Mapping[str, str],
     blocks: type[BlockManager] = StaleBlocks,
     num_blocks: int = 9,
-    max_tokens: int = 28,
 ) -> Leak:
     """Name → prompt, served one after the other under a block manager: what each of them reads."""
-    return record_leak(model, tokenizer, pages(model, num_blocks, blocks), asked, max_tokens)
+    return record_leak(model, tokenizer, pages(model, num_blocks, blocks), asked, max_tokens=28)

@@ -185,12 +185,8 @@ def scenes(prompts: Sequence[Sequence[int]]) -> dict[str, Scene]:
     }
 
 
-def stress(
-    model: Qwen3ForCausalLM,
-    prompts: Sequence[Sequence[int]],
-    bugs: Iterable[str] = ("", *BUGS_04),
-) -> list[Seen]:
-    """Plant one bug after the other ("": none) and run every test → a row each.
+def stress(model: Qwen3ForCausalLM, prompts: Sequence[Sequence[int]]) -> list[Seen]:
+    """Plant no bug, then one after the other, and run every test → a row each.
 
     Right are the tokens of the request alone, on rows: there are no blocks that could be wrong. A
     request that ends with an error, or not at all, is not right.
@@ -201,7 +197,7 @@ def stress(
     right = _one_by_one(model, lone._replace(prompts=greedy), on_rows=True)
     samples = _one_by_one(model, every["samples"], on_rows=True)
     rows = []
-    for bug in bugs:
+    for bug in ("", *BUGS_04):
         with planted(bug, BUGS_04) if bug else nullcontext():
             alone = _one_by_one(model, lone)
             runs = {

@@ -10,7 +10,7 @@ from tutorial_engine.engine.request import Request
 from tutorial_engine.engine.runner import decode, prefill
 from tutorial_engine.learn.bugs import planted
 from tutorial_engine.learn.bugs_02 import BUGS_02
-from tutorial_engine.learn.verdict import CannotBe, Told, Verdict, close, guarded, not_done
+from tutorial_engine.learn.verdict import CannotBe, Verdict, close, guarded, must_answer
 from tutorial_engine.model.checkpoint import load_model
 
 CacheTest = Callable[[Callable[..., Tensor]], object]
@@ -42,8 +42,7 @@ def check_cache_test(test: CacheTest) -> Verdict:
 
     def answer() -> Tensor:
         got = test(logits_of)
-        if (bad := not_done("cache_test", got, test)) is not None:
-            raise Told(bad)
+        must_answer("cache_test", got, test)
         if not isinstance(got, Tensor):
             raise CannotBe(f"return what logits_of gave, a tensor; got {type(got).__name__}")
         if not got.is_floating_point():

@@ -14,10 +14,18 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from tutorial_engine.learn import own
-from tutorial_engine.learn.judge import CODE, Slips, alike, judge, slips_of
+from tutorial_engine.learn.judge import CODE, Slips, alike, judge, read_number, slips_of
 from tutorial_engine.learn.own import Attend, LayerWeights, rms_norm
 from tutorial_engine.learn.parts import number, whole_numbers
-from tutorial_engine.learn.verdict import CannotBe, Verdict, of_shapes, wrong_shape
+from tutorial_engine.learn.verdict import (
+    SHAPES,
+    CannotBe,
+    Explain,
+    Sign,
+    Verdict,
+    explained,
+    wrong_shape,
+)
 from tutorial_engine.model.attention import NaiveAttention, causal_mask
 from tutorial_engine.model.batch import Batch
 from tutorial_engine.model.checkpoint import load_model
@@ -140,6 +148,54 @@ def _of_shares(got: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> st
     )
 
 
+def _why_no_attention(got: Tensor, _: Tensor, *case: Tensor) -> str:
+    if why := _of_shares(got, *case):
+        return why
+    if bool(got.isnan().all()):
+        return (
+            "NaN everywhere; 0 times −inf is NaN, so a product cannot forbid a key"
+            f"{CODE}scores.masked_fill(~mask, ...)"
+        )
+    if bool(got.isnan().any()):
+        return "NaN; are forbidden scores −inf BEFORE the softmax?"
+    return "other numbers, and no mix of the values; the output is shares @ v"
+
+
+def _is_finite(function: Callable[..., Tensor]) -> str:
+    """Is a forbidden score a finite number, such as −1000? One that is lower shows it.
+
+    A softmax by exp, as section 4 writes it, divides 0 by 0 there: that is no mistake.
+    """
+    k, mask = torch.tensor([[-1000.0] * 4, [0.0] * 4]), torch.tensor([[True, False]])
+    with suppress(ArithmeticError):
+        share = float(function(torch.ones(1, 4), k, torch.eye(2, 4), mask)[0, 1])
+        if share > 3e-6:
+            return (
+                "with the scores −2000 (allowed) and 0 (forbidden) the forbidden key gets the "
+                f"share {share:.2g}, {ONLY_INFINITY}"
+            )
+    return ""
+
+
+D_IS = f"D is the size of the last axis{CODE}k.shape[-1]"
+MIX = f"The output of a query is the sum of its shares times the values{CODE}shares @ v"
+ATTENTION_ERRORS: dict[Sign, str] = {  # shapes: of the first case, 3 queries and 5 keys with D = 8
+    "sqrt()": f"D is a plain number, no tensor{CODE}D ** 0.5",
+    "masked_fill() received": 'Minus infinity is a number: float("-inf")',
+    "dim' is not defined": D_IS,
+    "name 'D'": D_IS,
+    "ool": "~mask turns each True into False, and each False into True",
+    "a (5) must match the size of tensor b (3)": (
+        "Scores have a row for each query: q @ k.T. Or, if you wrote the sum over the keys "
+        "yourself, it has one number for each query; keepdim=True keeps the axis"
+    ),
+    "a (5) must match the size of tensor b (8)": MIX,  # shares * v
+    "(3x5 and 8x5)": MIX,  # shares @ v.T
+    "(5x8 and 3x5)": "The shares stand to the left of the values",
+    RuntimeError: f"Scores have a row for each query and a column for each key{CODE}q @ k.T",
+}
+
+
 def check_attention(function: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]) -> Verdict:
     """Check a learner's function(q [q, D], k [kv, D], v [kv, D], mask [q, kv]) → out [q, D]."""
     cases = [
@@ -148,83 +204,43 @@ def check_attention(function: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
         for mask in (causal_mask(n, kv), _some_allowed(n, kv))
     ]
     cases[-2][1][0] = 0  # the key that all may see has the score 0
-
-    def otherwise(got: Tensor, _: Tensor, *case: Tensor) -> str:
-        if why := _of_shares(got, *case):
-            return why
-        if bool(got.isnan().all()):
-            return (
-                "NaN everywhere; 0 times −inf is NaN, so a product cannot forbid a key"
-                f"{CODE}scores.masked_fill(~mask, ...)"
-            )
-        if bool(got.isnan().any()):
-            return "NaN; are forbidden scores −inf BEFORE the softmax?"
-        return "other numbers, and no mix of the values; the output is shares @ v"
-
-    def finite() -> str:
-        """Is a forbidden score a finite number, such as −1000? One that is lower shows it.
-
-        A softmax by exp, as section 4 writes it, divides 0 by 0 there: that is no mistake.
-        """
-        k, mask = torch.tensor([[-1000.0] * 4, [0.0] * 4]), torch.tensor([[True, False]])
-        with suppress(ArithmeticError):
-            share = float(function(torch.ones(1, 4), k, torch.eye(2, 4), mask)[0, 1])
-            if share > 3e-6:
-                return (
-                    "with the scores −2000 (allowed) and 0 (forbidden) the forbidden key gets the "
-                    f"share {share:.2g}, {ONLY_INFINITY}"
-                )
-        return ""
-
-    def explain(error: Exception) -> str:
-        words = str(error)
-        if isinstance(error, TypeError):
-            if "sqrt" in words:
-                return f"D is a plain number, no tensor{CODE}D ** 0.5"
-            return 'Minus infinity is a number: float("-inf")' * ("masked_fill" in words)
-        if isinstance(error, NameError):
-            names = getattr(getattr(function, "__code__", None), "co_names", ())
-            if "dim'" in words or "'D'" in words:
-                return f"D is the size of the last axis{CODE}k.shape[-1]"
-            return 'In Python −∞ is float("-inf")' * ("inf" in names)  # `inf`, or math's
-        if "ool" in words:  # of a mask of bools as a number or as one truth
-            return "~mask turns each True into False, and each False into True"
-        n, kv, size = len(cases[0][0]), *cases[0][1].shape
-        if f"({kv}) must match the size of tensor b ({n})" in words:
-            return (
-                "Scores have a row for each query: q @ k.T. Or, if you wrote the sum over the keys "
-                "yourself, it has one number for each query; keepdim=True keeps the axis"
-            )
-        if f"({kv}x{size} and {n}x{kv})" in words:
-            return "The shares stand to the left of the values"
-        where = f"Scores have a row for each query and a column for each key{CODE}q @ k.T"
-        return where * isinstance(error, RuntimeError)
-
+    names = getattr(getattr(function, "__code__", None), "co_names", ())
+    infinity: dict[Sign, str] = {NameError: 'In Python −∞ is float("-inf")'}
     return judge(
         *("attention", function, own.attention, cases, ATTENTION_SLIPS),
         "attention: equal to the package's, 1 to 6 queries, D=8 and 4, causal and random masks",
-        otherwise=otherwise,
-        explain=explain,
-        then=finite,
+        otherwise=_why_no_attention,
+        explain=ATTENTION_ERRORS | (infinity if "inf" in names else {}),
+        then=_is_finite,
     )
 
 
 # -- window_mask ----------------------------------------------------------------------------------
 
-MASK_SLIPS: Slips = {
-    "the mask is inverted; True means that a query MAY attend": lambda q, k, w: (
-        ~causal_mask(q, k, w)
-    ),
-    "rows and columns are swapped; row = query": lambda q, k, w: causal_mask(q, k, w).T,
-    "it looks forward, to later keys; take query position − key position": lambda q, k, w: (
-        causal_mask(k, k, w).T[k - q :]
-    ),
-    f"lined up at the upper left; the queries are the LAST of the positions{CODE}the first one "
-    "stands at kv_len - q_len": lambda q, k, w: causal_mask(k, k, w)[:q],
-    "it has a row for each key; the rows are the queries, the LAST q_len of the positions": (
-        lambda q, k, w: causal_mask(k, k, w)
-    ),
-}
+
+def _mask(q_len: int, kv_len: int, window: int) -> Tensor:
+    query = torch.arange(kv_len - q_len, kv_len)[:, None]
+    key = torch.arange(kv_len)
+    back = query - key
+    return (back >= 0) & (back < window)
+
+
+MASK_SLIPS: Slips = slips_of(
+    _mask,
+    """
+    return (back >= 0) & (back < window) → return ~((back >= 0) & (back < window))
+        the mask is inverted; True means that a query MAY attend
+    return (back >= 0) & (back < window) → return ((back >= 0) & (back < window)).T
+        rows and columns are swapped; row = query
+    query - key → key - query
+        it looks forward, to later keys; take query position − key position
+    kv_len - q_len, kv_len) → q_len)
+        lined up at the upper left; the queries are the LAST of the positions
+        ▸ the first one stands at kv_len - q_len
+    kv_len - q_len, kv_len) → kv_len)
+        it has a row for each key; the rows are the queries, the LAST q_len of the positions
+    """,
+)
 
 
 def check_window_mask(function: Callable[[int, int, int], Tensor]) -> Verdict:
@@ -263,48 +279,48 @@ def check_window_mask(function: Callable[[int, int, int], Tensor]) -> Verdict:
             return "the right number of keys, but not the last ones"
         return f"a query sees up to {counted(seen, 'key')}; {most} expected, itself included"
 
-    def explain(error: Exception) -> str:
-        if "ambiguous" in str(error):
-            return "Join two conditions with &, each in its own brackets: (...) & (...)"
-        return "It needs a column of queries and a row of keys" * of_shapes(error)
-
     return judge(
         *("window_mask", function, own.window_mask),
         *(((4, 4, 2), (1, 5, 3), (3, 7, 4), (2, 2, 9)), MASK_SLIPS),
         "window_mask: right for all queries at once, for one, for some, and for a wide window",
         where=lambda _, q_len, kv_len, window: f"q={q_len}, k={kv_len}, window={window}",
         otherwise=otherwise,
-        explain=explain,
+        explain={
+            "ambiguous": "Join two conditions with &, each in its own brackets: (...) & (...)",
+            SHAPES: "It needs a column of queries and a row of keys",
+        },
     )
 
 
 # -- kv_head --------------------------------------------------------------------------------------
 
-HEAD_SLIPS: Slips = {
-    "h % num_kv_heads fits every shape, but neighbours share a K/V head: divide by the group": (
-        lambda h, heads, kv_heads: h % kv_heads
-    ),
-    f"divide by the size of a group, not by the number of K/V heads{CODE}num_heads // "
-    "num_kv_heads": lambda h, heads, kv_heads: h // kv_heads,
-    "this is the size of a group; in which group is head h?": lambda h, heads, kv_heads: (
-        heads // kv_heads
-    ),
-    "this is the query head itself": lambda h, heads, kv_heads: h,
-    "heads are counted from 0: the first one is head 0": lambda h, heads, kv_heads: (
-        h // (heads // kv_heads) + 1
-    ),
-    "round down with //; round() takes the nearest number": lambda h, heads, kv_heads: round(
-        h / (heads // kv_heads)
-    ),
-    "a group has 3 heads in this model only; compute its size": lambda h, heads, kv_heads: h // 3,
-    "this is the place inside the group": lambda h, heads, kv_heads: h % (heads // kv_heads),
-    "this is the first query head of the group": lambda h, heads, kv_heads: (
-        h - h % (heads // kv_heads)
-    ),
-}
+HEAD_SLIPS: Slips = slips_of(
+    own.kv_head,
+    """
+    h // (num_heads // num_kv_heads) → h % num_kv_heads
+        h % num_kv_heads fits every shape, but neighbours share a K/V head: divide by the group
+    (num_heads // num_kv_heads) → num_kv_heads
+        divide by the size of a group, not by the number of K/V heads
+        ▸ num_heads // num_kv_heads
+    h // (num_heads // num_kv_heads) → num_heads // num_kv_heads
+        this is the size of a group; in which group is head h?
+    h // (num_heads // num_kv_heads) → h
+        this is the query head itself
+    (num_heads // num_kv_heads) → (num_heads // num_kv_heads) + 1
+        heads are counted from 0: the first one is head 0
+    h // (num_heads // num_kv_heads) → round(h / (num_heads // num_kv_heads))
+        round down with //; round() takes the nearest number
+    (num_heads // num_kv_heads) → 3
+        a group has 3 heads in this model only; compute its size
+    h // (num_heads // num_kv_heads) → h % (num_heads // num_kv_heads)
+        this is the place inside the group
+    h // (num_heads // num_kv_heads) → h - h % (num_heads // num_kv_heads)
+        this is the first query head of the group
+    """,
+)
 
 
-def every_head(function: Callable[..., Any], num_heads: int, num_kv_heads: int) -> Any:
+def _every_head(function: Callable[..., Any], num_heads: int, num_kv_heads: int) -> Any:
     """The answers for all heads; None if one is."""
     got = [function(h, num_heads, num_kv_heads) for h in range(num_heads)]
     return None if None in got else got
@@ -324,13 +340,14 @@ def check_kv_head(function: Callable[[int, int, int], int]) -> Verdict:
     return judge(
         *("kv_head", function, own.kv_head, ((6, 2), (16, 8), (8, 1), (4, 4)), HEAD_SLIPS),
         "kv_head: 6/2, 16/8, 8/1 and 4/4 heads",
-        call=every_head,
+        call=_every_head,
         read=read,
         where=lambda got, heads, kv: f"{heads} query heads, {kv} K/V heads: got {got}",
-        explain=lambda error: (
-            "h begins at 0, and there are fewer K/V heads than query heads: what divides what?"
-            * isinstance(error, ZeroDivisionError)
-        ),
+        explain={
+            ZeroDivisionError: (
+                "h begins at 0, and there are fewer K/V heads than query heads: what divides what?"
+            )
+        },
     )
 
 
@@ -390,6 +407,21 @@ ROPE_SLIPS: Slips = slips_of(
 )
 
 
+ROPE_ERRORS: Explain = {
+    "Python scalars": (
+        f"math.cos and math.sin take one number; a tensor has its own{CODE}angles.cos()"
+    ),
+    "name 'cos'": "A tensor has .cos() and .sin()",
+    "name 'sin'": "A tensor has .cos() and .sin()",
+    "unpack": f"split takes the size of a piece, chunk their number{CODE}x.chunk(2, dim=-1)",
+    "dimension 2": (  # the numbers of a head do not fit the angles
+        "Cut the last axis in two halves, [T, heads, D / 2]; the angles need an axis for the heads"
+        f"{CODE}x.chunk(2, dim=-1) and angles[:, None, :]"
+    ),
+    SHAPES: f"The angles [T, D / 2] have no axis for the heads{CODE}angles[:, None, :]",
+}
+
+
 def check_rope(function: Callable[[Tensor, Tensor], Tensor]) -> Verdict:
     """Check a learner's function(x [T, heads, D], angles [T, D / 2]) → x turned (half-split)."""
     cases = [
@@ -402,34 +434,23 @@ def check_rope(function: Callable[[Tensor, Tensor], Tensor]) -> Verdict:
         for tokens in [len(positions)]
     ]
 
-    def otherwise(got: Tensor, _: Tensor, x: Tensor, angles: Tensor) -> str:
+    def otherwise(got: Tensor, want: Tensor, x: Tensor, angles: Tensor) -> str:
+        (first, second), rights = got.chunk(2, -1), want.chunk(2, -1)
+        if alike(second, rights[1]):
+            return "the second half is right, the first is not: it is a cos φ MINUS b sin φ"
+        if alike(first, rights[0]):
+            return "the first half is right, the second is not: it is b cos φ PLUS a sin φ"
         if len(x) == 1:
             return "right for several tokens, wrong for one token at position 7"
         if alike(got[0], x[0]):
             return "position 0 is right, others not; look at cos, sin and signs"
         return "position 0 changed; all its angles are 0, so cos is 1, sin is 0, and x stays"
 
-    def explain(error: Exception) -> str:
-        if "Python scalars" in str(error):
-            return f"math.cos and math.sin take one number; a tensor has its own{CODE}angles.cos()"
-        if isinstance(error, NameError) and re.search("'(cos|sin)'", str(error)):
-            return "A tensor has .cos() and .sin()"
-        if "unpack" in str(error):
-            return f"split takes the size of a piece, chunk their number{CODE}x.chunk(2, dim=-1)"
-        if not of_shapes(error):
-            return ""
-        if "dimension 2" in str(error):  # the numbers of a head do not fit the angles
-            return (
-                "Cut the last axis in two halves, [T, heads, D / 2]; the angles need an axis for "
-                f"the heads{CODE}x.chunk(2, dim=-1) and angles[:, None, :]"
-            )
-        return f"The angles [T, D / 2] have no axis for the heads{CODE}angles[:, None, :]"
-
     return judge(
         *("rope", function, own.rope, cases, ROPE_SLIPS),
         "rope: equal to the package's, half-split pairs, 6, 2 and 1 tokens",
         otherwise=otherwise,
-        explain=explain,
+        explain=ROPE_ERRORS,
     )
 
 
@@ -461,6 +482,20 @@ PROJECT_SLIPS: Slips = {
 }
 
 
+APART = f"q has more heads than k and v, so the three stay apart{CODE}return q, k, v"
+SIZES_GIVEN = (
+    f"Take the number of heads from the matrix, and head_dim from the argument{CODE}"
+    "len(w_q) // head_dim"
+)
+PROJECT_ERRORS: Explain = {
+    "expects each tensor to be equal size": APART,
+    "except in dim": APART,
+    "of dim 1 (5)": TO_THE_LEFT.format("a matrix such as w_q.T"),  # there are 5 tokens
+    "invalid for input of size": SIZES_GIVEN,
+    "multiply up to": SIZES_GIVEN,
+}
+
+
 def check_project(function: Callable[..., Sequence[Tensor]]) -> Verdict:
     """Check a learner's function(x, w_q, w_k, w_v, head_dim) → q [T, H, D], k, v [T, H_kv, D]."""
     cases = []
@@ -472,11 +507,8 @@ def check_project(function: Callable[..., Sequence[Tensor]]) -> Verdict:
         got = tuple(got) if isinstance(got, Iterator) else got
         if isinstance(got, tuple | list) and len(got) == 3:
             return got
-        kind = f"a {type(got).__name__}"
-        if isinstance(got, Tensor):
-            kind = f"one tensor {list(got.shape)}"
-        elif isinstance(got, tuple | list):
-            kind = f"{len(got)} things"
+        is_one = isinstance(got, Tensor)
+        kind = f"one tensor {list(got.shape)}" if is_one else f"a {type(got).__name__}"
         raise CannotBe(f"it must return three tensors (q, k, v), got {kind}")
 
     def otherwise(got: Sequence[Any], want: Sequence[Tensor], *_: object) -> str:
@@ -505,17 +537,8 @@ def check_project(function: Callable[..., Sequence[Tensor]]) -> Verdict:
         return f"{name} was made with {others[0]}" if others else f"{name} is not x @ w_{name}.T"
 
     def explain(error: Exception) -> str:
-        if "expects each tensor to be equal size" in str(error) or "except in dim" in str(error):
-            return f"q has more heads than k and v, so the three stay apart{CODE}return q, k, v"
-        tokens, *weights = cases[0][:4]
-        if f"of dim 1 ({len(tokens)})" in str(error):
-            return TO_THE_LEFT.format("a matrix such as w_q.T")
-        if "invalid for input of size" in str(error) or "multiply up to" in str(error):
-            return (
-                "Take the number of heads from the matrix, and head_dim from the argument"
-                f"{CODE}len(w_q) // head_dim"
-            )
-        return _not_transposed(error, dict(zip(("w_q", "w_k", "w_v"), weights, strict=True)))
+        weights = dict(zip(("w_q", "w_k", "w_v"), cases[0][1:4], strict=True))
+        return explained(error, PROJECT_ERRORS) or _not_transposed(error, weights)
 
     return judge(
         *("project", function, own.project, cases, {}),
@@ -760,25 +783,65 @@ def check_layer(function: Callable[[Tensor, LayerWeights, Tensor, Attend], Tenso
     return _judge_layer("layer", function, own.layer, LAYER_SLIPS, _with_attend)
 
 
+def _layer_errors(case: LayerCase) -> dict[Sign, str]:
+    """What PyTorch says of the shapes of a case, and what is meant."""
+    heads, size, wide = (len(w) for w in (case.weights.q, case.weights.q_norm, case.weights.gate))
+    tokens, hidden = case.x.shape
+    heads //= size
+    other_side = TO_THE_LEFT.format("a matrix such as w.gate.T")
+    join = f"Join the heads before you multiply by w.o{CODE}.flatten(1)"
+    return {
+        "same dtype": "Numbers of numpy are float64; .float() makes a tensor float32",
+        "AttentionResult": "naive_attention gives the result and the shares; .out is the result",
+        f"tensor a ({tokens}) must match the size of tensor b ({heads})": (
+            "Scores that meet a mask [T, T] have the heads first: hqk. Angles need an axis for the "
+            "heads"
+        ),
+        f"tensor a ({hidden}) must match the size of tensor b ({tokens})": other_side,
+        f"({wide}x{tokens} and": other_side,
+        "broadcast": (
+            "There are fewer K/V heads than query heads; give each query head one"
+            f"{CODE}k.repeat_interleave(group, dim=1)"
+        ),
+        "multiply up to": "The head dimension is the number of weights in w.q_norm",
+        f"tensor b ({size}) at non-singleton dimension 1": (
+            "w.q_norm and w.k_norm norm each head by itself: q and k are [T, heads, D] then. "
+            "x is normed with w.input_norm and w.mlp_norm"
+        ),
+        f"tensor a ({size})": (
+            "q and k are normed with w.q_norm and w.k_norm, which have a weight for each of D"
+        ),
+        f"tensor a ({wide})": (
+            "Python takes @ and * from left to right: put brackets around each product with @"
+        ),
+        f"tensor a ({hidden}) must match the size of tensor b ({size})": join,
+        f"tensor b ({size})": "The head dimension is len(w.q_norm)",
+        f"x{size} and": join,
+    }
+
+
 @torch.no_grad()
 def _judge_layer(
     name: str,
     function: Callable[..., Any],
     right: Callable[..., Any],
     slips: Slips,
-    call: Any,
-    then: Callable[[], str] | None = None,
+    call: Callable[..., Any],
+    then: Callable[[Any], str] | None = None,
 ) -> Verdict:
     first, *_, last, other = _layers()
-    weights, asked = first.weights._asdict(), [first.name]
+    weights = {f"w.{name}": w for name, w in first.weights._asdict().items()}
+    tokens = len(first.x)
     typed = (
         f"Right for the model's layers, wrong for {other.name}; is a size typed in?{CODE}The head "
         "dimension is len(w.q_norm); .flatten(1) joins any number of heads"
     )
 
     def asks(function: Callable[..., Any], case: str, *args: Any) -> Any:
-        asked[0] = case
-        return call(function, case, *args)
+        try:
+            return call(function, case, *args)
+        except Exception as error:
+            raise (CannotBe(typed) if case == other.name else error) from error
 
     def otherwise(got: Tensor, _: Tensor, case: str, *given: Any) -> str:
         if case == other.name:
@@ -789,51 +852,9 @@ def _judge_layer(
         return f"{case}; other numbers; {where or 'compare with steps 1 to 4 of exercise 6'}"
 
     def explain(error: Exception) -> str:
-        if asked[0] == other.name:
-            return typed
-        words = str(error)
-        if "AttentionResult" in words:
-            return "naive_attention gives the result and the shares; .out is the result"
-        if "same dtype" in words:
-            return "Numbers of numpy are float64; .float() makes a tensor float32"
-        heads = len(weights["q"]) // len(weights["q_norm"])
-        if f"tensor a ({len(first.x)}) must match the size of tensor b ({heads})" in words:
-            return (
-                "Scores that meet a mask [T, T] have the heads first: hqk. Angles need an axis for "
-                "the heads"
-            )
-        tokens, hidden = first.x.shape
-        turned = f"tensor a ({hidden}) must match the size of tensor b ({tokens})"
-        if turned in words or f"({len(weights['gate'])}x{tokens} and" in words:
-            return TO_THE_LEFT.format("a matrix such as w.gate.T")
-        if "broadcast" in words:
-            return (
-                "There are fewer K/V heads than query heads; give each query head one"
-                f"{CODE}k.repeat_interleave(group, dim=1)"
-            )
-        if "multiply up to" in words:
-            return "The head dimension is the number of weights in w.q_norm"
-        size, wide = (f"({len(weights[name])})" for name in ("q_norm", "gate"))
-        if f"tensor b {size} at non-singleton dimension 1" in words:
-            return (
-                "w.q_norm and w.k_norm norm each head by itself: q and k are [T, heads, D] then. "
-                "x is normed with w.input_norm and w.mlp_norm"
-            )
-        if f"tensor a {size}" in words:
-            return (
-                "q and k are normed with w.q_norm and w.k_norm, which have a weight for each of D"
-            )
-        if f"tensor a {wide}" in words:
-            return (
-                "Python takes @ and * from left to right: put brackets around each product with @"
-            )
-        if f"tensor b {size} at" in words and f"tensor a ({hidden})" not in words:
-            return "The head dimension is len(w.q_norm)"
-        if f"x{size[1:-1]} and" in words or f"tensor b {size}" in words:
-            return f"Join the heads before you multiply by w.o{CODE}.flatten(1)"
-        if why := _not_transposed(error, {f"w.{name}": w for name, w in weights.items()}):
+        if why := explained(error, _layer_errors(first)) or _not_transposed(error, weights):
             return why
-        if "multiplied" in words and f"({tokens}x" not in words:
+        if "multiplied" in str(error) and f"({tokens}x" not in str(error):
             return f"The tokens must stay the first axis when the heads are joined{CODE}.flatten(1)"
         return ""
 
@@ -903,23 +924,24 @@ class _Counted(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
+def _num_calls(function: Callable[..., Any], heads: int, kv_heads: int) -> int:
+    _, *given = _other_sizes(heads, kv_heads)
+    with _Counted() as calls:
+        function(*given)
+    return calls.count
+
+
 def _loop_over_heads(function: Callable[..., Any]) -> str:
     """Does a layer call PyTorch more often where it has more heads? What to say then, else ""."""
-    counts = {}
-    for sizes in ((8, 4), (16, 8), (16, 4)):  # more groups, and larger ones
-        _, *given = _other_sizes(*sizes)
-        with _Counted() as calls:
-            function(*given)
-        counts[sizes] = calls.count
-    few = counts.pop((8, 4))
-    for (heads, kv_heads), many in counts.items():
-        if many != few:
-            return (
-                "right, but with a loop over heads, here or in what it calls: "
-                f"{few} calls of PyTorch with 8 query and 4 K/V heads, {many} with {heads} and "
-                f"{kv_heads}; compute all heads in one call, as naive_attention in section 4 does"
-            )
-    return ""
+    few = _num_calls(function, 8, 4)
+    many = max(_num_calls(function, 16, kv_heads) for kv_heads in (8, 4))  # or larger groups
+    if few == many:
+        return ""
+    return (
+        f"right, but with a loop over heads, here or in what it calls: {few} calls of PyTorch with "
+        f"8 query heads, {many} with 16; compute all heads in one call, as naive_attention in "
+        "section 4 does"
+    )
 
 
 def _with_heads(
@@ -942,51 +964,50 @@ def check_whole_layer(function: Callable[[Tensor, LayerWeights, Tensor], Tensor]
     """
     return _judge_layer(
         *("whole_layer", function, _with_heads(own.layer, _all_heads), WHOLE_SLIPS),
-        *(lambda function, _, *case: function(*case), lambda: _loop_over_heads(function)),
+        *(lambda function, _, *case: function(*case), _loop_over_heads),
     )
 
 
 # -- induction ------------------------------------------------------------------------------------
 
 
-def _score(queries: int, keys: int) -> Callable[[Tensor, int], Tensor]:
-    """The mean share of the second round's queries, and of keys, when both are moved."""
-
-    def score(shares: Tensor, period: int) -> Tensor:
-        second = torch.arange(period, 2 * period)
-        return shares[second + queries, second - period + keys].mean()
-
-    return score
+def _score(shares: Tensor, period: int) -> Tensor:
+    """The mean share that the queries of the second round give to their right keys."""
+    queries = torch.arange(period, 2 * period)
+    keys = queries - period + 1
+    return shares[queries, keys].mean()
 
 
-SCORE_SLIPS: Slips = {
-    "the sum of the shares; take their mean": lambda shares, period: (
-        period * _score(0, 1)(shares, period)
-    ),
-    "half the score: only the queries of the second round count": lambda shares, period: (
-        _score(0, 1)(shares, period) / 2
-    ),
-    f"the mean over all pairs of these queries and keys; one key belongs to each query{CODE}"
-    "shares[queries, keys] picks one share for each": lambda shares, period: shares[
-        period:, 1 : period + 1
-    ].mean(),
-    "the earlier place of the same token; the right place is the token after it": _score(0, 0),
-    "the token before it; take the token after": _score(0, -1),
-    "what each token gives to itself": lambda shares, period: shares.diagonal()[period:].mean(),
-    "what each token gives to the one before it": lambda shares, period: shares.diagonal(-1)[
-        period - 1 :
-    ].mean(),
-    "row and column are swapped; row = query": lambda shares, period: _score(0, 1)(
-        shares.T, period
-    ),
-    "it counts one query too many, the last of the first round; the second round begins at "
-    "position `period`": lambda shares, period: shares.diagonal(1 - period).mean(),
-    "one query is missing, the last; the second round is the positions period to 2·period − 1, and "
-    "`arange` leaves out its end": lambda shares, period: shares.diagonal(1 - period)[1:-1].mean(),
-    "the largest share of each row; the right place is known, wherever the head looks": (
-        lambda shares, period: shares[period:].amax(-1).mean()
-    ),
-}
+SCORE_SLIPS: Slips = slips_of(
+    _score,
+    """
+    .mean() → .sum()
+        the sum of the shares; take their mean
+    .mean() → .mean() / 2
+        half the score: only the queries of the second round count
+    shares[queries, keys] → shares[queries][:, keys]
+        the mean over all pairs of these queries and keys; one key belongs to each query
+        ▸ shares[queries, keys] picks one share for each
+    period + 1 → period
+        the earlier place of the same token; the right place is the token after it
+    period + 1 → period - 1
+        the token before it; take the token after
+    queries - period + 1 → queries
+        what each token gives to itself
+    queries - period + 1 → queries - 1
+        what each token gives to the one before it
+    shares[queries, keys] → shares[keys, queries]
+        row and column are swapped; row = query
+    arange(period, → arange(period - 1,
+        it counts one query too many, the last of the first round; the second round begins at
+        position `period`
+    2 * period) → 2 * period - 1)
+        one query is missing, the last; the second round is the positions period to 2·period − 1,
+        and `arange` leaves out its end
+    shares[queries, keys] → shares[queries].amax(-1)
+        the largest share of each row; the right place is known, wherever the head looks
+    """,
+)
 
 
 def check_induction_score(function: Callable[[Tensor, int], Tensor | float]) -> Verdict:
@@ -1003,7 +1024,7 @@ def check_induction_score(function: Callable[[Tensor, int], Tensor | float]) -> 
         return value
 
     return judge(
-        *("induction_score", function, _score(0, 1)),
+        *("induction_score", function, _score),
         *([(one.softmax(-1), len(one) // 2) for one in scores], SCORE_SLIPS),
         "induction_score: right for 5 and for 3 tokens that are said twice",
         read=read,
@@ -1012,10 +1033,9 @@ def check_induction_score(function: Callable[[Tensor, int], Tensor | float]) -> 
             f"with one right place: the token after the earlier one of its kind{CODE}that is "
             "period − 1 places before the query"
         ),
-        explain=lambda error: (
-            "period is 5 here, so the positions are 0 to 9; the second round is 5 to 9"
-            * isinstance(error, IndexError)
-        ),
+        explain={
+            IndexError: "period is 5 here, so the positions are 0 to 9; the second round is 5 to 9"
+        },
     )
 
 
@@ -1069,16 +1089,6 @@ def check_kv_bytes(function: Callable[[ModelConfig, int], int], config: ModelCon
     changed = {replace(config, **{name: value}): name for name, value in changes.items()}
     cases = [(config, 2), (config, 4), *((c, 2) for c in changed), (replace(config, **changes), 2)]
 
-    def read(got: Any) -> float:
-        if (value := number(got)) is None:
-            raise CannotBe(f"got {got!r}; return one number")
-        return value
-
-    def explain(error: Exception) -> str:
-        if "not subscriptable" in str(error):
-            return "The numbers of a config are its attributes: write config.head_dim"
-        return f"Its numbers are {', '.join(changes)}" * isinstance(error, AttributeError)
-
     def otherwise(got: float, want: float, c: ModelConfig, _: int) -> str:
         if function(config, 2) == function(config, 4):
             return "the same for 2 and for 4 bytes per number; use the argument"
@@ -1092,16 +1102,19 @@ def check_kv_bytes(function: Callable[[ModelConfig, int], int], config: ModelCon
                 f"right for this model; with {name}={changes[name]} it must be {want:,.0f}; is "
                 f"its number typed in?{CODE}config.{name}"
             )
-        return "count K and V, layers, K/V heads"
+        return "count K and V, layers, K/V heads, and the numbers of a head"
 
     return judge(
         *("kv_bytes", function, _kv_bytes, cases, BYTES_SLIPS),
         f"kv_bytes: {_kv_bytes(config, 2):,} bytes per token; right for {len(cases) - 2} other "
         "configs as well",
-        read=read,
+        read=read_number("return one number"),
         where=lambda got, *_: f"{got:,.16g}",
         otherwise=otherwise,
-        explain=explain,
+        explain={
+            "not subscriptable": "The numbers are its attributes: write config.head_dim",
+            AttributeError: f"Its numbers are {', '.join(changes)}",
+        },
     )
 
 

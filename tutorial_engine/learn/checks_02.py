@@ -2,14 +2,14 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tutorial_engine.learn.checks_01 import TEXT_IDS, tiny_model
-from tutorial_engine.learn.judge import CODE, Slips, alike, judge, slips_of
+from tutorial_engine.learn.judge import CODE, Slips, alike, judge, read_number, slips_of
 from tutorial_engine.learn.own import run_new as right_run
 from tutorial_engine.learn.own import why_finished as right_reason
 from tutorial_engine.learn.own_cache import (
@@ -21,7 +21,7 @@ from tutorial_engine.learn.own_cache import (
 )
 from tutorial_engine.learn.own_cache import transplant as right_transplant
 from tutorial_engine.learn.parts import number, whole
-from tutorial_engine.learn.verdict import CannotBe, Told, Verdict, not_done, of_shapes
+from tutorial_engine.learn.verdict import SHAPES, CannotBe, Explain, Verdict, must_answer
 from tutorial_engine.model.attention import SdpaAttention
 from tutorial_engine.model.batch import Batch
 from tutorial_engine.model.config import ModelConfig
@@ -70,6 +70,9 @@ STATIC_SLIPS: Slips = slips_of(
         only the new k and v; return all tokens so far ▸ self.k[layer, :end]
     :end], self.v[layer, :end])] → :len(k)], self.v[layer, :len(k)])]
         as many k and v as are new; return all tokens so far ▸ int(batch.positions[-1]) + 1
+    [(self.k[layer, :end], self.v[layer, :end])] → [(self.k[layer, :end+1], self.v[layer, :end+1])]
+        k and v are one token too many; a slice ends one behind its last entry, and the last token
+        stands at batch.positions[-1] ▸ int(batch.positions[-1]) + 1
     self.k.clone() → self.k
         k and v share one memory; make two
     self.k[layer, start:end], self.v[layer, start:end] → self.k[layer, W], self.v[layer, W]
@@ -99,62 +102,45 @@ STATIC_SLIPS: Slips = slips_of(
 )
 
 
-def _updates(make_cache: Callable[..., Any], *sizes: Any) -> list["_Given"]:
+def _updates(make_cache: Callable[..., Any], *sizes: Any) -> list[Sequence[Tensor]]:
     """What `update` gives, step by step and layer by layer; sizes: a config and max_len."""
     layers, heads, dim, _ = SIZES[0]
     if sizes:
         config = sizes[0]
-        layers, heads, dim = (
-            config.num_hidden_layers,
-            config.num_key_value_heads,
-            config.head_dim,
-        )
+        layers, heads = config.num_hidden_layers, config.num_key_value_heads
+        dim = config.head_dim
     try:
-        with _Moved():
+        with _Watch():
             cache = make_cache(*sizes)
     except TypeError as error:
         given = f"{make_cache.__name__}({'config, max_len' if sizes else ''})"
         raise CannotBe(f"{given} raised TypeError: {error}") from error
-    draw, first, found = torch.Generator().manual_seed(1), 0, list[_Given]()
+    draw, first, found = torch.Generator().manual_seed(1), 0, list[Sequence[Tensor]]()
     for new in NEW:
         for layer in range(layers):
             k, v = (torch.randn(new, heads, dim, generator=draw) for _ in "kv")
-            batch = Batch.from_sequences([[0] * new], [first])
-            with _Moved() as moved:
-                got = cache.update(layer, k, v, batch)
-            if (bad := not_done("update", got, make_cache.update)) is not None:  # type: ignore[attr-defined]
-                raise Told(bad)
-            found.append(_Given(_pair(got), moved.most > 2 * k.numel()))
+            got = cache.update(layer, k, v, Batch.from_sequences([[0] * new], [first]))
+            must_answer("update", got, make_cache.update)  # type: ignore[attr-defined]
+            found.append(_pair(got))
         first += new
     return found
 
 
-class _Given(list[Tensor]):
-    """A pair (k, v); `moved_old`: an operation moved more numbers than the new k and v have."""
+class _Watch(TorchDispatchMode):
+    """Notes the most numbers that one operation in the block moves; memory of `torch.empty` is NaN.
 
-    def __init__(self, pair: Sequence[Tensor], moved_old: bool) -> None:
-        super().__init__(pair)
-        self.moved_old = moved_old
-
-
-class _Moved(TorchDispatchMode):
-    """Notes the most numbers that one operation inside the block copies or joins.
-
-    Memory that `torch.empty` makes is NaN: it may hold tensors of an earlier check, and these would
-    be taken for what was written.
+    It may hold tensors of an earlier check, and these would be taken for what was written.
     """
 
-    COPIES: ClassVar = {"cat": None, "stack": None, "clone": None, "copy_": 1, "index_put_": 2}
-    most = 0
+    most_moved = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        name = func.overloadpacket.__name__
+        result, name = func(*args, **(kwargs or {})), func.overloadpacket.__name__
         if name.startswith(("empty", "new_empty")) and result.is_floating_point():
             result.fill_(torch.nan)
-        if name in self.COPIES:
-            at = self.COPIES[name]
-            self.most = max(self.most, (result if at is None else args[at]).numel())
+        if name in ("cat", "stack", "clone", "copy_", "index_put_"):
+            moved = args[2] if name == "index_put_" else result
+            self.most_moved = max(self.most_moved, moved.numel())
         return result
 
 
@@ -163,13 +149,10 @@ def _pair(got: object) -> Sequence[Tensor]:
     if isinstance(got, list | tuple) and len(got) == 2 and isinstance(got[0], Tensor):
         raise CannotBe(f"{form}; got the pair without the list around it")
     if not isinstance(got, list | tuple) or len(got) != 1:
-        many = f" of {len(got)}" if isinstance(got, list | tuple | dict) else ""
-        raise CannotBe(f"{form}; got {type(got).__name__}{many}")
+        raise CannotBe(f"{form}; got {type(got).__name__}")
     (pair,) = got
-    if not isinstance(pair, list | tuple) or len(pair) != 2:
-        raise CannotBe(f"{form}; its only entry is no pair")
-    if not all(isinstance(x, Tensor) for x in pair):
-        raise CannotBe(f"{form}, two tensors")
+    if not isinstance(pair, list | tuple) or [isinstance(x, Tensor) for x in pair] != [True, True]:
+        raise CannotBe(f"{form}; its only entry is no pair of tensors")
     return pair
 
 
@@ -218,39 +201,101 @@ def _among(rows: Tensor, many: Tensor) -> Tensor:
     return (rows[:, None] == many).flatten(2).all(-1).any(-1)
 
 
+def _second_is_empty(make_cache: Callable[[], Any]) -> str:
+    k, batch = torch.zeros(1, 2, 8), Batch.from_sequences([[0]])
+    if make_cache().update(0, k, k, batch)[0][0].shape == k.shape:
+        return ""
+    return (
+        "a second cache begins with the tokens of the first; make the dict in __init__, "
+        f"so that each cache has its own{CODE}self.kv = {{}}"
+    )
+
+
+CACHE_ERRORS: Explain = {
+    KeyError: "The first time, a layer has nothing old; ask first whether it has",
+    "cat()": "torch.cat takes one tuple with both tensors in it",
+    "but got tuple": "self.kv[layer] is a pair: join k to its first tensor, and v to its second",
+    "size of tensor a": "`+` adds numbers; torch.cat joins",
+    SHAPES: "k and v are [tokens, heads, head_dim]: join axis 0.",
+}
+
+
 def check_cache(make_cache: Callable[[], Any]) -> Verdict:
     """Check a learner's class with update(layer, k, v, batch) → [(all k, all v)], one sequence."""
-
-    def second() -> str:
-        k, batch = torch.zeros(1, 2, 8), Batch.from_sequences([[0]])
-        if make_cache().update(0, k, k, batch)[0][0].shape == k.shape:
-            return ""
-        return (
-            "a second cache begins with the tokens of the first; make the dict in __init__, "
-            f"so that each cache has its own{CODE}self.kv = {{}}"
-        )
-
-    def explain(error: Exception) -> str:
-        if isinstance(error, KeyError) and error.args in [(i,) for i in range(SIZES[0][0])]:
-            return f"The first time, layer {error} has nothing old; ask first whether it has"
-        if "cat()" in str(error):
-            return "torch.cat takes one tuple with both tensors in it"
-        if "but got tuple" in str(error):
-            return "self.kv[layer] is a pair: join k to its first tensor, and v to its second"
-        if "size of tensor a" in str(error):
-            return "`+` adds numbers; torch.cat joins"
-        return "k and v are [tokens, heads, head_dim]: join axis 0." * of_shapes(error)
-
     return judge(
         *("update", make_cache, MyCache, [()], CACHE_SLIPS),
         "update: 8 tokens in 4 steps, 5 layers, nothing lost",
         call=_updates,
         tolerance=0,
         otherwise=_why_no_history,
-        explain=explain,
-        then=second,
+        explain=CACHE_ERRORS,
+        then=_second_is_empty,
         body=getattr(make_cache, "update", None),
     )
+
+
+def _sizes(layers: int, heads: int, dim: int, room: int) -> tuple[ModelConfig, int]:
+    """What a static cache is made of: a config and max_len."""
+    names: dict[str, Any] = {"num_attention_heads": 2 * heads, "num_key_value_heads": heads}
+    names |= {"num_hidden_layers": layers, "head_dim": dim}
+    return replace(tiny_model().config, **names), room
+
+
+def _why_not_static(make_cache: Callable[..., Any]) -> str:
+    """Right numbers: in memory that was allocated once, and of the right size? "" if so."""
+    layers, heads, dim, room = SIZES[0]
+    found = _updates(make_cache, *_sizes(*SIZES[0]))
+    for before, after in zip(found, found[layers:], strict=False):
+        for name, old, new in zip("kv", before, after, strict=True):
+            if not same_memory(old, new):
+                return (
+                    f"the right {name}, but in new memory, so the old ones were copied; write into "
+                    "the memory that __init__ made, and return a view of it"
+                    f"{CODE}self.k[layer, :end]"
+                )
+    cache = make_cache(*_sizes(*SIZES[0]))
+
+    def writes(tokens: int, first: int) -> Sequence[Tensor]:
+        k, v = torch.ones(2, tokens, heads, dim)
+        return _pair(cache.update(0, k, v, Batch.from_sequences([[0] * tokens], [first])))
+
+    writes(8, 0)
+    with _Watch() as watch:
+        writes(1, 8)
+    if any(bool((x > 1).any()) for x in writes(1, 8)):
+        return (
+            "a slot that is written again holds the sum of old and new: write with `=`, and not "
+            "with `+=`"
+        )
+    if watch.most_moved > 2 * heads * dim:
+        return "it writes old k and v again, into the same memory; write only the new ones"
+    every = {x.untyped_storage().data_ptr(): x for pair in found for x in pair}
+    if not all(x.untyped_storage().resizable() for x in every.values()):
+        return "its memory is numpy's, which no GPU can hold; make it with torch.zeros"
+    held = sum(x.untyped_storage().nbytes() // x.element_size() for x in every.values())
+    if held == (needed := 2 * layers * room * heads * dim):
+        return ""
+    return (
+        f"its memory has {held:,} numbers, and K and V of {room} slots in {layers} layers are "
+        f"{needed:,}; is a size typed in? config and max_len say all of them"
+    )
+
+
+SIZE_TYPED = "Is a size typed in? config has the number of layers, and max_len the slots"
+STATIC_ERRORS: Explain = {
+    "no attribute 'k'": "Make the memory in __init__, as self.k and self.v",
+    "no attribute 'v'": "Make the memory in __init__, as self.k and self.v",
+    "only integer tensors": (
+        "batch.positions are as many as the new tokens; the last one says where the text ends"
+        f"{CODE}int(batch.positions[-1]) + 1"
+    ),
+    "out of bounds for dimension 0": (
+        f"k and v hold the new tokens only, so k[batch.positions] is not there. {SIZE_TYPED}"
+    ),
+    "out of bounds": SIZE_TYPED,
+    "dtypes": "Keep the dtype of k and v: torch.zeros makes float32",
+    SHAPES: "A buffer of a layer is [max_len, K/V heads, head_dim]; k is [T, K/V heads, head_dim]",
+}
 
 
 def check_static_cache(make_cache: Callable[..., Any]) -> Verdict:
@@ -258,78 +303,14 @@ def check_static_cache(make_cache: Callable[..., Any]) -> Verdict:
 
     One sequence; what `update` gives are views of memory that was allocated once.
     """
-    tiny = tiny_model().config
-
-    def case(layers: int, heads: int, dim: int, room: int) -> tuple[ModelConfig, int]:
-        names: dict[str, Any] = {
-            "num_attention_heads": 2 * heads,
-            "num_key_value_heads": heads,
-            "head_dim": dim,
-        }
-        return replace(tiny, num_hidden_layers=layers, **names), room
-
-    cases = [case(*sizes) for sizes in SIZES]
-
-    def moved() -> str:
-        layers, heads, dim, room = SIZES[0]
-        found = _updates(make_cache, *cases[0])
-        for before, after in zip(found, found[layers:], strict=False):
-            for name, old, new in zip("kv", before, after, strict=True):
-                if not same_memory(old, new):
-                    return (
-                        f"the right {name}, but in new memory, so the old ones were copied; write "
-                        "into the memory that __init__ made, and return a view of it"
-                        f"{CODE}self.k[layer, :end]"
-                    )
-        cache, one = make_cache(*cases[0]), torch.ones(1, heads, dim)
-        for _ in range(2):
-            [pair] = cache.update(0, one.clone(), one.clone(), Batch.from_sequences([[0]]))
-        if any(bool((x > 1).any()) for x in pair):
-            return (
-                "a slot that is written again holds the sum of old and new: write with `=`, and "
-                "not with `+=`"
-            )
-        if any(given.moved_old for given in found):
-            return "it writes old k and v again, into the same memory; write only the new ones"
-        every = {x.untyped_storage().data_ptr(): x for pair in found for x in pair}
-        if not all(x.untyped_storage().resizable() for x in every.values()):
-            return "its memory is numpy's, which no GPU can hold; make it with torch.zeros"
-        held = sum(x.untyped_storage().nbytes() // x.element_size() for x in every.values())
-        if held != (needed := 2 * layers * room * heads * dim):
-            return (
-                f"its memory has {held:,} numbers, and K and V of {room} slots in {layers} layers "
-                f"are {needed:,}; is a size typed in? config and max_len say all of them"
-            )
-        return ""
-
-    def explain(error: Exception) -> str:
-        if isinstance(error, AttributeError):
-            return "Make the memory in __init__, as self.k and self.v" * (error.name in ("k", "v"))
-        if "only integer tensors" in str(error):
-            return (
-                "batch.positions are as many as the new tokens; the last one says where the text "
-                f"ends{CODE}int(batch.positions[-1]) + 1"
-            )
-        if isinstance(error, IndexError) and "out of bounds" in str(error):
-            if "dimension 0" in str(error):
-                return (
-                    "k and v hold the new tokens only, so k[batch.positions] is not there; or is a "
-                    "size typed in? config has the number of layers, and max_len the slots"
-                )
-            return "Is a size typed in? config has the number of layers, and max_len the slots"
-        if "dtypes" in str(error):
-            return "Keep the dtype of k and v: torch.zeros makes float32"
-        buffer = "A buffer of a layer is [max_len, K/V heads, head_dim]"
-        return f"{buffer}; k and v are [T, heads, head_dim]." * of_shapes(error)
-
     return judge(
-        *("update", make_cache, MyStaticCache, cases, STATIC_SLIPS),
+        *("update", make_cache, MyStaticCache, [_sizes(*sizes) for sizes in SIZES], STATIC_SLIPS),
         "update: 8 tokens in 4 steps, 5 layers and 3, and no old key or value was copied",
         call=_updates,
         tolerance=0,
         otherwise=_why_no_history,
-        explain=explain,
-        then=moved,
+        explain=STATIC_ERRORS,
+        then=_why_not_static,
         body=getattr(make_cache, "update", None),
     )
 
@@ -417,12 +398,6 @@ def check_transplant(function: Callable[..., Memory]) -> Verdict:
         both = f'; of "{which}" each letter counts' * (which == "KV")
         return f"asked: {listed(asked)}; copied: {listed(mine or ['nothing'])}{both}"
 
-    def explain(error: Exception) -> str:
-        if "tuple" in str(error):
-            return f"memory[layer] is a pair (k, v): write into its tensors{CODE}k[slots] = ..."
-        both = "k and donor_k are [tokens, heads, head_dim]: take the same slots of both"
-        return both * of_shapes(error)
-
     return judge(
         *("transplant", function, right_transplant, WHERE, TRANSPLANT_SLIPS),
         "transplant: K, V and both, in 3 of 5 layers, and the donor stays as it was",
@@ -430,7 +405,10 @@ def check_transplant(function: Callable[..., Memory]) -> Verdict:
         read=read,
         tolerance=0,
         otherwise=otherwise,
-        explain=explain,
+        explain={
+            "tuple": f"memory[layer] is a pair (k, v): write into its tensors{CODE}k[slots] = ...",
+            SHAPES: "k and donor_k are [tokens, heads, head_dim]: take the same slots of both",
+        },
     )
 
 
@@ -493,6 +471,31 @@ def _ran(function: Callable[..., Tensor], first: int, last: int) -> list[Any] | 
     return None if got is None or got is ... else [*attention.ran, got]
 
 
+NEW_TOKENS = "The new tokens are those from token_ids[num_computed] to the end"
+A_BATCH = "The model takes a Batch, and Batch.from_sequences makes one"
+LISTS_OF_IDS = "Batch.from_sequences wants lists of ids: it makes the tensors itself"
+IN_LISTS = (
+    "Batch.from_sequences takes a list of sequences and a list of positions: put the one list of "
+    "ids into a list, and the one position, too"
+)
+RUN_ERRORS: Explain = {
+    "is empty": NEW_TOKENS,
+    "starts at position": NEW_TOKENS,
+    "'input_ids'": A_BATCH,
+    "'query_start_loc'": A_BATCH,
+    "'<' not supported between instances of": (
+        "Batch.from_sequences wants one position for each sequence, that of its first token; it "
+        f"counts on from there{CODE}[num_computed]"
+    ),
+    "value of Tensor": LISTS_OF_IDS,
+    "holds tensor(": LISTS_OF_IDS,
+    "sequences but": IN_LISTS,
+    "object is not iterable": IN_LISTS,
+    "has no len()": IN_LISTS,
+    "token ids are whole": IN_LISTS,
+}
+
+
 @torch.no_grad()
 def check_run_new(function: Callable[..., Tensor]) -> Verdict:
     """Check a learner's function(model, attention, token_ids, num_computed) → logits [V].
@@ -512,26 +515,6 @@ def check_run_new(function: Callable[..., Tensor]) -> Verdict:
             return f"it returned shape {list(got[2].shape)}, expected {list(want[2].shape)}"
         return "other logits; does the model see the whole batch and the given attention?"
 
-    def explain(error: Exception) -> str:
-        if any(word in str(error) for word in ("is empty", "starts at position")):
-            return "The new tokens are those from token_ids[num_computed] to the end"
-        if any(word in str(error) for word in ("'input_ids'", "'query_start_loc'")):
-            return "The model takes a Batch, and Batch.from_sequences makes one"
-        if "'<' not supported between instances of" in str(error):
-            return (
-                "Batch.from_sequences wants one position for each sequence, that of its first "
-                f"token; it counts on from there{CODE}[num_computed]"
-            )
-        if any(word in str(error) for word in ("value of Tensor", "holds tensor(")):
-            return "Batch.from_sequences wants lists of ids: it makes the tensors itself"
-        words = ("sequences but", "object is not iterable", "has no len()", "token ids are whole")
-        if not any(word in str(error) for word in words):
-            return ""
-        return (
-            "Batch.from_sequences takes a list of sequences and a list of positions: put the one "
-            "list of ids into a list, and the one position, too"
-        )
-
     return judge(
         *("run_new", function, right_run, [(0, 5), (5, 6), (6, 9), (9, 10)], RUN_SLIPS),
         "run_new: a prefill of 5 tokens, a decode, a chunk of 3, a decode",
@@ -541,7 +524,7 @@ def check_run_new(function: Callable[..., Tensor]) -> Verdict:
             f"new: {numbered(range(first, last), 'token')}; positions {got[1]} ran"
         ),
         otherwise=otherwise,
-        explain=explain,
+        explain=RUN_ERRORS,
     )
 
 
@@ -595,24 +578,21 @@ SLOT_SLIPS: Slips = slips_of(
 def check_slots_to_write(function: Callable[[list[int], list[int], int], Iterable[int]]) -> Verdict:
     """Check a learner's function(cached, new, max_len) → the slots to write, rows 0, 1, ..."""
 
-    def read(answer: Iterable[Any]) -> list[float]:
-        if isinstance(answer, dict):
-            raise CannotBe("got a dict; one flat list is asked")
+    def read(answer: Iterable[Any]) -> list[float | None]:
         given = list(answer)
         known = [number(x) if whole(x) is None else whole(x) for x in given]
-        if None in known:
-            raise CannotBe(f"got {given}; one flat list is asked, no list for each row")
-        return [x for x in known if x is not None]
-
-    def explain(error: Exception) -> str:
-        rows = "Count the rows: `for r in cached` gives numbers of tokens, and no row"
-        return f"{rows}{CODE}for r in range(len(cached))" * isinstance(error, IndexError)
+        if None in known or isinstance(answer, dict):
+            raise CannotBe(f"got {answer}; one flat list is asked, no list for each row")
+        return known
 
     return judge(
         *("slots_to_write", function, _slots, SLOT_CASES, SLOT_SLIPS),
         "slots_to_write: prefill, decode, two prefills and a mixed batch",
         read=read,
-        explain=explain,
+        explain={
+            IndexError: "Count the rows: `for r in cached` gives numbers of tokens, and no row"
+            f"{CODE}for r in range(len(cached))"
+        },
         where=lambda got, cached, new, max_len: (
             f"cached={cached}, new={new}, max_len={max_len}: got {got}"
         ),
@@ -691,18 +671,18 @@ def check_top_p(function: Callable[[Tensor, float], Tensor]) -> Verdict:
         more = "; the token that crosses p stays" if kept < right else ""
         return f"it keeps {counted(kept, 'token')}, expected {right}{more}"
 
-    def explain(error: Exception) -> str:
-        if "return_types.sort" in str(error):
-            both = "sort gives two things, the values and their order"
-            return f"{both}{CODE}values, order = probs.sort(descending=True)"
-        return "The answer is a tensor of bools" * ("dtypes" in str(error))
-
     return judge(
         *("keep_top_p", function, _nucleus, cases, TOP_P_SLIPS),
         "keep_top_p: five distributions, sorted and not",
         where=lambda got, probs, p: f"p={p} of {[round(float(x), 3) for x in probs]}",
         otherwise=otherwise,
-        explain=explain,
+        explain={
+            "return_types.sort": (
+                "sort gives two things, the values and their order"
+                f"{CODE}values, order = probs.sort(descending=True)"
+            ),
+            "dtypes": "The answer is a tensor of bools",
+        },
     )
 
 
@@ -730,11 +710,12 @@ class Ending(NamedTuple):
     eos_ids: tuple[int, ...] = EOS_IDS
 
 
+TWO = [5, 6]  # two tokens of eight, and none of them ends a text
 ENDINGS = (
     Ending(
         "2 of 8 tokens, nothing special",
         "it goes on: return None (and all() of no strings is True)",
-        [5, 6],
+        TWO,
         "Anna",
     ),
     Ending(
@@ -758,7 +739,7 @@ ENDINGS = (
     Ending(
         "another model: eos_ids is (6,), and the newest id is 6",
         "6 ends a text of this model; are ids typed in?",
-        [5, 6],
+        TWO,
         eos_ids=(6,),
     ),
     Ending(
@@ -769,50 +750,50 @@ ENDINGS = (
     Ending("7 of 8 tokens", "one token is still allowed", [5] * 7),
     Ending("8 of 8 tokens", "len(new_ids) has reached max_tokens: the last one counts", [5] * 8),
     Ending("1 of 1 token", "the limit may be reached at the first token", [5], limit=1),
-    Ending("the text ends with the stop string", "look for it in text", [5, 6], stop=("coat",)),
+    Ending("the text ends with the stop string", "look for it in text", TWO, stop=("coat",)),
     Ending(
         "the stop string is the end of a line",
         "search the text as it is: strip() and split() take such characters away",
-        [5, 6],
+        TWO,
         "Anna had a coat\n",
         ("\n",),
     ),
     Ending(
         "the last token goes on after the stop string",
         "a token may end behind it: search the whole text, not its end",
-        [5, 6],
+        TWO,
         "Anna had a coat. One",
         ("coat.",),
     ),
     Ending(
         "the stop string is “coat.”, and the text has “coats”",
         "a dot stands for itself, as in `one in text`",
-        [5, 6],
+        TWO,
         "Anna had coats",
         ("coat.",),
     ),
     Ending(
         "the text begins with the stop string",
         "text.find gives 0 there, and that is found, too: ask `one in text`",
-        [5, 6],
+        TWO,
         stop=("Anna",),
     ),
     Ending(
         "the second of two stop strings is in the text",
         "look for each of them",
-        [5, 6],
+        TWO,
         stop=("kite", "coat"),
     ),
     Ending(
         "a stop string that is not in the text",
         "not every text is stopped: return None",
-        [5, 6],
+        TWO,
         stop=("kite",),
     ),
     Ending(
         "the stop string is “anna”, and the text has “Anna”",
         "large and small letters differ: search the text as it is",
-        [5, 6],
+        TWO,
         stop=("anna",),
     ),
     Ending("the last token allowed is end-of-text", "stop wins over length", [*[5] * 7, 0]),
@@ -839,19 +820,10 @@ def check_why_finished(function: Callable[..., str | None]) -> Verdict:
 
     def otherwise(got: list[Any], want: list[Any], _: str, hint: str, *state: Any) -> str:
         if all(_reason(function, *ending)[0] in (None, ...) for ending in ENDINGS):
-            if (bad := not_done("why_finished", None, function)) is None or bad.ok is None:
-                raise Told(bad or Verdict(None, "not done yet"))
             return "it returns None, always; is no condition ever true, or is there no `return`?"
         if got[0] is not None and got[0] not in ("stop", "length"):
             return f'got {got[0]!r}; answer "stop", "length" or None'
         return f"expected {want[0]!r}, got {got[0]!r}; {hint}"
-
-    def explain(error: Exception) -> str:
-        if isinstance(error, IndexError):
-            return "stop may be empty: the request has no stop string then"
-        if "requires string as left operand" not in str(error):
-            return ""
-        return "stop is a tuple of strings: look in text for each of them, not for the tuple"
 
     return judge(
         *("why_finished", function, right_reason, ENDINGS, REASON_SLIPS),
@@ -859,7 +831,12 @@ def check_why_finished(function: Callable[..., str | None]) -> Verdict:
         call=_reason,
         where=lambda got, what, *_: what,
         otherwise=otherwise,
-        explain=explain,
+        explain={
+            IndexError: "stop may be empty: the request has no stop string then",
+            "requires string as left operand": (
+                "stop is a tuple of strings: look in text for each of them, not for the tuple"
+            ),
+        },
     )
 
 
@@ -894,6 +871,9 @@ FLOOR_SLIPS: Slips = slips_of(
     / peak → / (bandwidth)
     / bandwidth → / peak
         peak and bandwidth are swapped: FLOPs / peak and bytes / bandwidth
+    2 * num_weights * num_tokens / peak → peak / (2 * num_weights * num_tokens)
+    (4 * num_weights + kv_bytes) / bandwidth → bandwidth / (4 * num_weights + kv_bytes)
+        upside down: amount / rate
     / peak → // peak
     / band → // band
         // gives whole seconds only: use /
@@ -901,9 +881,6 @@ FLOOR_SLIPS: Slips = slips_of(
         these are milliseconds; seconds are asked
     max( → 1e6 * max(
         these are microseconds; seconds are asked
-    2 * num_weights * num_tokens / peak → peak / (2 * num_weights * num_tokens)
-    (4 * num_weights + kv_bytes) / bandwidth → bandwidth / (4 * num_weights + kv_bytes)
-        upside down: amount / rate
     """,
 )
 
@@ -931,11 +908,6 @@ def check_floor(function: Callable[[int, int, int, float, float], float]) -> Ver
     rates = (3e11, 5e10), (2e11, 4e10), (3e11, 6e10), (1e12, 1e9)  # peak, bandwidth
     cases = [(*size, *rate) for size, rate in zip(sizes, rates, strict=True)]
 
-    def read(got: Any) -> float:
-        if (seconds := number(got)) is None:
-            raise CannotBe(f"got {got!r}; return one number, the time that decides")
-        return seconds
-
     def otherwise(got: float, want: float, weights: int, tokens: int, *rest: Any) -> str:
         is_flops = want == 2 * weights * tokens / rest[1]
         given = f"{weights:,} weights, {counted(tokens, 'token')}, {rest[0]:,} kv_bytes"
@@ -946,6 +918,6 @@ def check_floor(function: Callable[[int, int, int, float, float], float]) -> Ver
         *("least_seconds", function, least_seconds, cases, FLOOR_SLIPS),
         "least_seconds: once memory decides, once arithmetic, once the cache",
         tolerance=1e-6,
-        read=read,
+        read=read_number("return one number, the time that decides"),
         otherwise=otherwise,
     )

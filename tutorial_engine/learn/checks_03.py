@@ -3,20 +3,33 @@
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
-from statistics import median
 from typing import Any
 
 from tutorial_engine.engine.config import EngineConfig
 from tutorial_engine.engine.request import Request
 from tutorial_engine.engine.scheduler import Scheduler
 from tutorial_engine.learn.dry_runs import Job, dry_run, steps
-from tutorial_engine.learn.judge import Slips, alike, judge, slips_of
+from tutorial_engine.learn.judge import (
+    Slips,
+    alike,
+    judge,
+    read_number,
+    read_numbers,
+    slips_of,
+)
 from tutorial_engine.learn.own_scheduler import Fair, ShortestFirst, Work
 from tutorial_engine.learn.own_scheduler import num_tokens_to_run as right_share
 from tutorial_engine.learn.own_scheduler import plan_step as right_plan
 from tutorial_engine.learn.own_scheduler import ttft_and_tpot as right_metrics
-from tutorial_engine.learn.parts import listed, number, whole_tokens
-from tutorial_engine.learn.verdict import CannotBe, Told, Verdict, guarded, not_done, open_verdict
+from tutorial_engine.learn.parts import whole_tokens
+from tutorial_engine.learn.verdict import (
+    CannotBe,
+    Explain,
+    Verdict,
+    guarded,
+    must_answer,
+    open_verdict,
+)
 from tutorial_engine.trace.events import Admitted, Trace
 
 # -- 1. how many tokens
@@ -29,51 +42,57 @@ SHARES = (
     ("decode, budget used up", 11, 10, 0),
     ("prompt and 5 outputs, all to be computed again", 15, 0, 64),
 )
-SHARE_SLIPS: Slips = {
-    "take the smaller of the two limits, not the larger": lambda n, done, left: max(n - done, left),
-    "that is more than the budget has left": lambda n, done, left: n - done,
-    "that is more than the request has left to run": lambda n, done, left: left,
-    "some of its tokens are computed already": lambda n, done, left: min(n, left),
-    "subtract first, and then compare with what the budget has left": lambda n, done, left: (
-        min(n, left) - done
+SHARE_SLIPS: Slips = slips_of(
+    right_share,
+    """
+    min( → max(
+        take the smaller of the two limits, not the larger
+    min(num_tokens - num_computed_tokens, budget_left) → num_tokens - num_computed_tokens
+        that is more than the budget has left
+    min(num_tokens - num_computed_tokens, budget_left) → budget_left
+        that is more than the request has left to run
+    num_tokens - num_computed_tokens → num_tokens
+        some of its tokens are computed already
+    num_tokens - num_computed_tokens, budget_left) → num_tokens, budget_left) - num_computed_tokens
+        subtract first, and then compare with what the budget has left
+    num_tokens - num_computed_tokens, budget_left) → num_tokens, budget_left - num_computed_tokens)
+        what is computed is subtracted from the known tokens, not from the budget
+    num_tokens - num_computed_tokens → num_computed_tokens
+        those are computed; what is not computed yet is to run
+    return min( → return (
+    , budget_left) → - budget_left)
+        the smaller of the two limits, not their difference
+    return min( → return max(0, budget_left - (
+    , budget_left) → ))
+        that is what it leaves of the budget
+    num_tokens - num_computed_tokens → num_computed_tokens - num_tokens
+        to run = known − computed, not computed − known
+    min(num_tokens - num_computed_tokens → 1 if num_computed_tokens else min(num_tokens
+        no special case for those that have begun, and never more than the budget has left
+    min(num_tokens - num_computed_tokens, budget_left) → 1 if num_computed_tokens else num_tokens
+        never more than the budget has left; and a prompt that is cut into chunks has more than 1
+        token left
+    num_tokens - num_computed_tokens → 1 if num_computed_tokens else num_tokens
+        no special case: a prompt that is half read has more than 1 token left
+    """,
+) | {
+    "a budget that is used up has no token left, not even one": lambda *case: max(
+        1, right_share(*case)
     ),
-    "what is computed is subtracted from the known tokens, not from the budget": (
-        lambda n, done, left: min(n, left - done)
-    ),
-    "a budget that is used up has no token left, not even one": lambda n, done, left: max(
-        1, min(n - done, left)
-    ),
-    "those are computed; what is not computed yet is to run": lambda n, done, left: min(done, left),
     "a prompt may run in chunks: as many of its tokens as the budget has": lambda n, done, left: (
         n - done if n - done <= left else 0
     ),
-    "the smaller of the two limits, not their difference": lambda n, done, left: n - done - left,
-    "that is what it leaves of the budget": lambda n, done, left: max(0, left - (n - done)),
-    "to run = known − computed, not computed − known": lambda n, done, left: min(done - n, left),
-    "no special case: a prompt that is half read has more than 1 token left": (
-        lambda n, done, left: min(1 if done else n, left)
-    ),
-    "no special case for those that have begun, and never more than the budget has left": (
-        lambda n, done, left: 1 if done else min(n, left)
-    ),
-    "never more than the budget has left; and a prompt that is cut into chunks has more than 1 "
-    "token left": lambda n, done, left: 1 if done else n,
 }
 
 
 def check_num_tokens(function: Callable[[int, int, int], object]) -> Verdict:
     """Check a learner's function(num_tokens, num_computed_tokens, budget_left) → tokens to run."""
 
-    def read(answer: object) -> int:
-        if (got := whole_tokens(answer)) is None:
-            raise CannotBe(f"got {answer!r}, which is no whole number; a step runs whole tokens")
-        return got
-
     return judge(
         *("num_tokens_to_run", function, right_share, SHARES, SHARE_SLIPS),
         "num_tokens_to_run: a new prompt, the rest of one, and decode: one rule",
         call=lambda function, what, *case: function(*case),
-        read=read,
+        read=read_number("a step runs a whole number of tokens", whole_tokens),
         where=lambda got, what, *case: f"{what}, {case}: got {got}",
     )
 
@@ -92,23 +111,16 @@ PLANS: tuple[tuple[Work, Work, int, int], ...] = (
 )
 
 
-def _one_each(work: Work) -> Work:
-    return [(name, 1) for name, _ in work]
-
-
-PLAN_SLIPS: Slips = {
-    "a request that runs already may have more than 1 token left: run them": (
-        lambda running, *case: right_plan(_one_each(running), *case)
-    ),
-    "keep the order of the lists: who has fewer tokens does not go first": (
-        lambda running, waiting, budget, most: right_plan(
-            [],
-            sorted([*running, *waiting[: most - len(running)]], key=lambda w: w[1]),
-            budget,
-            most,
-        )
-    ),
-}
+PLAN_SLIPS: Slips = slips_of(
+    right_plan,
+    """
+    in [*running → in [*((name, 1) for name, _ in running)
+        a request that runs already may have more than 1 token left: run them
+    in [*running → in sorted([*running
+    len(running))]]: → len(running))]], key=lambda one: one[1]):
+        keep the order of the lists: who has fewer tokens does not go first
+    """,
+)
 
 
 def check_plan(function: Callable[[Work, Work, int, int], Mapping[str, int]]) -> Verdict:
@@ -179,55 +191,56 @@ def _why_no_plan(
 
 TIMES = (
     (0.0, tuple(0.262 + 0.064 * i for i in range(20))),
-    (2.0, (2.5, 2.75, 3.5)),
+    (
+        2.0,
+        (2.5, 3.0, 3.25, 5.25, 6.0, 7.0),
+    ),  # first and last gap, mean, median, least and most differ
     (1.0, (1.25, 1.5)),
-    (0.5, (0.75, 0.8, 0.85, 0.9, 1.5)),  # one long pause: mean and median differ
 )
-METRIC_SLIPS: Slips = {
-    "these are TPOT and TTFT; TTFT comes first": lambda *case: right_metrics(*case)[::-1],
-    "the times are in seconds, and so are TTFT and TPOT: do not turn them into ms": lambda *case: [
-        1000 * x for x in right_metrics(*case)
-    ],
-    "TTFT counts from the arrival": lambda a, times: (times[0], right_metrics(a, times)[1]),
-    "TPOT: n tokens have n − 1 gaps": lambda a, times: (
-        (times[0] - a, (times[-1] - times[0]) / len(times))
-    ),
-    "TPOT leaves out the first token, which is TTFT's": lambda a, times: (
-        (times[0] - a, (times[-1] - a) / len(times))
-    ),
-    "TPOT begins with the first token, not with the arrival": lambda a, times: (
-        (times[0] - a, (times[-1] - a) / (len(times) - 1))
-    ),
-    "TPOT is the mean of the gaps, not the median: a long pause counts in full": (
-        lambda a, times: (times[0] - a, median(_gaps(times)))
-    ),
-    "TPOT is the mean of the gaps, not the largest": lambda a, times: (
-        (times[0] - a, max(_gaps(times)))
-    ),
-    "TPOT is the mean of the gaps, not the smallest": lambda a, times: (
-        (times[0] - a, min(_gaps(times)))
-    ),
-    "TPOT is the time for one token, this is the time for all": lambda a, times: (
-        (times[0] - a, times[-1] - times[0])
-    ),
-    "this is tokens per second; TPOT is seconds per token": lambda a, times: (
-        (times[0] - a, (len(times) - 1) / (times[-1] - times[0]))
-    ),
-}
 
 
-def _gaps(times: Sequence[float]) -> list[float]:
-    return [b - a for a, b in pairwise(times)]
+def _metrics(arrival: float, times: Sequence[float]) -> tuple[float, float]:
+    gaps = [b - a for a, b in pairwise(times)]
+    ttft = times[0] - arrival
+    tpot = sum(gaps) / len(gaps)
+    return ttft, tpot
+
+
+METRIC_SLIPS: Slips = slips_of(
+    _metrics,
+    """
+    return ttft, tpot → return tpot, ttft
+        these are TPOT and TTFT; TTFT comes first
+    return ttft, tpot → return 1000 * ttft, 1000 * tpot
+        the times are in seconds, and so are TTFT and TPOT: do not turn them into ms
+    times[0] - arrival → times[0]
+        TTFT counts from the arrival
+    / len(gaps) → / len(times)
+        TPOT: n tokens have n − 1 gaps
+    sum(gaps) / len(gaps) → (times[-1] - arrival) / len(times)
+        TPOT leaves out the first token, which is TTFT's
+    sum(gaps) / len(gaps) → (times[-1] - arrival) / len(gaps)
+        TPOT begins with the first token, not with the arrival
+    sum(gaps) / len(gaps) → sorted(gaps)[len(gaps) // 2]
+        TPOT is the mean of the gaps, not the median: a long pause counts in full
+    sum(gaps) / len(gaps) → max(gaps)
+        TPOT is the mean of the gaps, not the largest
+    sum(gaps) / len(gaps) → min(gaps)
+        TPOT is the mean of the gaps, not the smallest
+    sum(gaps) / len(gaps) → gaps[0]
+        TPOT is the mean of the gaps, not the first
+    sum(gaps) / len(gaps) → gaps[-1]
+        TPOT is the mean of the gaps, not the last
+    / len(gaps) →
+        TPOT is the time for one token, this is the time for all
+    sum(gaps) / len(gaps) → len(gaps) / sum(gaps)
+        this is tokens per second; TPOT is seconds per token
+    """,
+)
 
 
 def check_metrics(function: Callable[[float, Sequence[float]], object]) -> Verdict:
     """Check a learner's function(arrival, token_times) → (TTFT, TPOT)."""
-
-    def read(answer: object) -> list[float]:
-        pair = [found for one in listed(answer) or () if (found := number(one)) is not None]
-        if len(pair) != 2:
-            raise CannotBe(f"it must return two numbers, got {answer!r}")
-        return pair
 
     def otherwise(got: Sequence[float], want: Sequence[float], *_: object) -> str:
         if not alike(got[0], want[0], 1e-6):
@@ -238,13 +251,14 @@ def check_metrics(function: Callable[[float, Sequence[float]], object]) -> Verdi
         *("ttft_and_tpot", function, right_metrics, TIMES, METRIC_SLIPS),
         "ttft_and_tpot: .262 s, then .064 s a token",
         tolerance=1e-6,  # a float32 is as good
-        read=read,
+        read=read_numbers(2, "it must return two numbers"),
         where=lambda got, arrival, times: f"{len(times)} tokens, arrival {arrival}: got {got}",
         otherwise=otherwise,
-        explain=lambda error: (
-            "n tokens have the indices 0 to n − 1, and n − 1 gaps; there may be only two tokens"
-            * isinstance(error, IndexError)
-        ),
+        explain={
+            IndexError: (
+                "n tokens have the indices 0 to n − 1, and n − 1 gaps; there may be only two tokens"
+            )
+        },
     )
 
 
@@ -263,8 +277,7 @@ def check_budget(
 
     def budget_for(most: float) -> str:
         answer = function(most)
-        if (bad := not_done("largest_budget", answer, function)) is not None:
-            raise Told(bad)
+        must_answer("largest_budget", answer, function)
         got, budget = f"for {most:g} ms got {answer!r}", whole_tokens(answer)  # 26.0 // 1
         if budget is None or budget < 1:
             raise CannotBe(f"{got}; a budget is a whole number of tokens, at least 1")
@@ -306,7 +319,7 @@ TURNED = (Job("s", 3, 6), Job("K", 20, 4, 1), Job("L", 40, 4, 2), *SHORT_ONES[1:
 
 
 NEEDS_A_KEY = "min needs a key: a function that says what to compare of a request"
-ERRORS = {  # part of an error's message → what to say
+POLICY_ERRORS: Explain = {
     " empty": "nobody has waited for so long, and the list is empty: the shortest is next then",
     "'method'": "a method is called with (): self.now() is the time",
     "name 'patience'": "in a method it is self.patience",
@@ -323,8 +336,7 @@ def _watched(policy: type[Scheduler], **attributes: object) -> type[Scheduler]:
     def next_waiting(self: Scheduler) -> Request:
         before = list(self.waiting)
         chosen: object = policy.next_waiting(self)
-        if (bad := not_done("next_waiting", chosen, policy.next_waiting)) is not None:
-            raise Told(bad)
+        must_answer("next_waiting", chosen, policy.next_waiting)
         if not isinstance(self.waiting, deque):
             kind = type(self.waiting).__name__
             raise CannotBe(f"self.waiting is a {kind} now; it must stay a deque")
@@ -361,12 +373,9 @@ def _check_policy(
     if (bad := open_verdict("next_waiting", policy.next_waiting)) is not None:
         return bad
 
-    def alone() -> str:
+    def alone(policy: type[Scheduler]) -> str:
         mine, ours = (dry_run(kind, JOBS[:1], ONE_PLACE) for kind in (policy, Scheduler))
         return "" if steps(mine) == steps(ours) else "one request alone runs unlike ours"
-
-    def explain(error: Exception) -> str:
-        return next((why for sign, why in ERRORS.items() if sign in str(error)), "")
 
     def where(order: Sequence[str], jobs: Sequence[Job], patience: float) -> str:
         sizes = {job.name: job.prompt_len for job in jobs}
@@ -380,34 +389,23 @@ def _check_policy(
         call=_admitted,
         where=where,
         otherwise=otherwise,
-        explain=explain,
+        explain=POLICY_ERRORS,
         then=alone,
         body=policy.next_waiting,
     )
 
 
-class _LongestFirst(Scheduler):
-    def next_waiting(self) -> Request:
-        return max(self.waiting, key=lambda request: request.num_prompt_tokens)
-
-
-class _LatestFirst(Scheduler):
-    def next_waiting(self) -> Request:
-        return max(self.waiting, key=lambda request: request.arrival)
-
-
-LAST_OF_EQUALS = "of equally short ones, the first to arrive is next, not the last"
 SHORTEST_SLIPS: Mapping[str, Any] = {
     "that is first come, first served": Scheduler,
-    "that begins with the longest": _LongestFirst,
-    "that begins with the one that came last; num_prompt_tokens says how long a prompt is": (
-        _LatestFirst
-    ),
     **slips_of(
         ShortestFirst,
-        f"""
+        """
+    min( → max(
+        that begins with the longest
+    request.num_prompt_tokens) → -request.arrival)
+        that begins with the one that came last; num_prompt_tokens says how long a prompt is
     request.num_prompt_tokens) → (request.num_prompt_tokens, -request.arrival))
-        {LAST_OF_EQUALS}
+        of equally short ones, the first to arrive is next, not the last
     """,
     ),
 }

@@ -35,21 +35,34 @@ BUDGETS = (
     (GIB, 28, 8, 128, 2, 16),  # Qwen3 0.6B
     (130_800, 4, 2, 32, 4, 4),  # the shipped model, and 63.87 tokens, which are 15.97 blocks
 )
-BUDGET_SLIPS: Slips = {
-    "every layer has K and V of its own": lambda b, n, h, d, i, s: b // (2 * h * d * i * s),
-    "V needs as much room as K": lambda b, n, h, d, i, s: b // (n * h * d * i * s),
-    "a block has room for block_size tokens": lambda b, n, h, d, i, s: b // (2 * n * h * d * i),
-    "a number takes itemsize bytes": lambda b, n, h, d, i, s: b // (2 * n * h * d * s),
-    "itemsize is in bytes already: no factor 8": lambda b, *m: b // (8 * _block(*m)),
-    "each of the heads has K and V": lambda b, n, h, d, i, s: b // (2 * n * d * i * s),
-    "a head's K is head_dim numbers": lambda b, n, h, d, i, s: b // (2 * n * h * i * s),
-    "without parentheses Python divides by the bytes of a token, and then multiplies by "
-    "block_size: divide by their product": lambda b, n, h, d, i, s: b // (2 * n * h * d * i) * s,
-    "a part of a block is no block: round down": lambda b, *m: -(-b // _block(*m)),
-    "a part of a block is no block, and a part of a token is no token: round down": (
-        lambda b, *m: round(b / _block(*m))
-    ),
-}
+BUDGET_SLIPS: Slips = slips_of(
+    right_num_blocks,
+    """
+    * num_layers →
+        every layer has K and V of its own
+    2 * →
+        V needs as much room as K
+    * block_size →
+        a block has room for block_size tokens
+    * itemsize →
+        a number takes itemsize bytes
+    * itemsize → * 8 * itemsize
+        itemsize is in bytes already: no factor 8
+    * num_kv_heads →
+        each of the heads has K and V
+    * head_dim →
+        a head's K is head_dim numbers
+    * block_size) → ) * block_size
+        without parentheses Python divides by the bytes of a token, and then multiplies by
+        block_size: divide by their product
+    budget_bytes // → -(-budget_bytes //
+    * block_size) → * block_size))
+        a part of a block is no block: round down
+    budget_bytes // → round(budget_bytes /
+    * block_size) → * block_size))
+        a part of a block is no block, and a part of a token is no token: round down
+    """,
+)
 
 
 def _block(layers: int, heads: int, dim: int, itemsize: int, size: int) -> int:
@@ -61,12 +74,9 @@ def check_num_blocks(function: Callable[[int, int, int, int, int, int], object])
     """Check function(budget_bytes, num_layers, num_kv_heads, head_dim, itemsize, block_size)."""
 
     def read(answer: object) -> int:
-        if isinstance(answer, float):
-            raise CannotBe(
-                f"{answer:,} is a float; blocks are whole: use //, and only whole factors"
-            )
         if (got := whole(answer)) is None:
-            raise CannotBe(f"got {answer!r}, which is no whole number")
+            why = "; blocks are whole: use //, and only whole factors"
+            raise CannotBe(f"got {answer!r}, which is no whole number{why}")
         return got
 
     def where(got: int, budget: int, *sizes: int) -> str:
@@ -102,33 +112,29 @@ TABLES = (
     ([5, 3], 4, 4),  # it has a block more than it needs yet
     ([1], 16, 0),
 )
-SLOTS_SLIPS: Slips = {
-    "position // block_size is the logical block; the table says which physical one that is": (
-        lambda table, size, n: list(range(n))
-    ),
-    "a block need not have 4 slots: use block_size": lambda table, _, n: right_slots(table, 4, n),
-    "all tokens of a block got its first slot; add position % block_size": (
-        lambda table, size, n: [table[p // size] * size for p in range(n)]
-    ),
-    "block b begins at slot b × block_size": (
-        lambda table, size, n: [table[p // size] + p % size for p in range(n)]
-    ),
-    "the last block may be open: only the first num_tokens positions have a token": (
-        lambda table, size, n: [block * size + i for block in table for i in range(size)]
-    ),
-    "the last block may be open: stop after num_tokens": (
-        lambda table, size, n: [b * size + i for b in table[: -(-n // size)] for i in range(size)]
-    ),
-}
+SLOTS_SLIPS: Slips = slips_of(
+    right_slots,
+    """
+    block_table[p // block_size] * block_size + p % block_size → p
+        position // block_size is the logical block; the table says which physical one that is
+    return [ → block_size = 4; return [
+        a block need not have 4 slots: use block_size
+    + p % block_size →
+        all tokens of a block got its first slot; add position % block_size
+    * block_size + p → + p
+        block b begins at slot b × block_size
+    range(num_tokens) → range(len(block_table) * block_size)
+        the last block may be open: only the first num_tokens positions have a token
+    range(num_tokens) → range(-(-num_tokens // block_size) * block_size)
+        the last block may be open: stop after num_tokens
+    """,
+)
 
 
-def _slots_only(part: Callable[..., object], table: list[int], *sizes: int) -> object:
-    """What it gave; CannotBe if it changed the table."""
-    before = list(table)
-    answer = part(table, *sizes)
-    if answer is not None and table != before:
-        raise CannotBe(f"it made {table} of block_table {before}: only read the request's table")
-    return answer
+BY_BLOCK = (
+    "block_table has one entry for each block: its index is p // block_size, and the offset in the "
+    "block is p % block_size"
+)
 
 
 def check_slots(function: Callable[[list[int], int, int], object]) -> Verdict:
@@ -146,17 +152,11 @@ def check_slots(function: Callable[[list[int], int, int], object]) -> Verdict:
     return judge(
         *("slots", function, right_slots, TABLES, SLOTS_SLIPS),
         "slots: block × block_size + offset, borders and open blocks too",
-        call=_slots_only,
+        keeps={0: "it changed block_table: only read the request's table"},
         read=_numbers,
         where=lambda got, *case: f"{case}: got {got}",
         otherwise=otherwise,
-        explain=lambda error: (
-            (
-                "block_table has one entry for each block: its index is p // block_size, and the "
-                "offset in the block is p % block_size"
-            )
-            * (isinstance(error, IndexError) or "not float" in str(error))
-        ),
+        explain={IndexError: BY_BLOCK, "not float": BY_BLOCK},
     )
 
 
@@ -254,20 +254,16 @@ def check_allocate(function: Callable[[list[int], list[int], int, int], object])
             )
         return f"expected slot {want[0]}, then table {want[1]}, free {want[2]}"
 
-    def explain(error: Exception) -> str:
-        if not isinstance(error, IndexError):
-            return ""
-        if "pop" in str(error):
-            return "No block is free: return None"
-        return "Position pos is in logical block pos // block_size: is that one in the table?"
-
     return judge(
         *("allocate", function, right_allocate, ALLOCATIONS, ALLOCATE_SLIPS),
         "allocate: a new block at the border, and not before",
         call=_allocated,
         where=where,
         otherwise=otherwise,
-        explain=explain,
+        explain={
+            "pop": "No block is free: return None",
+            IndexError: "pos is in logical block pos // block_size: is that one in the table?",
+        },
     )
 
 
@@ -277,36 +273,35 @@ def check_allocate(function: Callable[[list[int], list[int], int, int], object])
 CELLS: Cells = [(3, {1}), (0, {1, 2}), (None, set()), (2, {2})]
 CELLS = [*CELLS, (1, {1, 2}), (None, set()), (2, {1}), (3, {2})]
 SEEN_BY = [(CELLS, *query) for query in ((1, 3), (2, 2), (1, 1), (2, 0), (3, 5))]  # seq_id, pos
-VISIBLE_SLIPS: Slips = {
-    "a query sees its own position, too: <=": lambda cells, s, q: right_visible(cells, s, q - 1),
-    "other sequences' cells are hidden: look at the owners": lambda cells, s, q: [
-        i for i, (p, _) in enumerate(cells) if p is not None and p <= q
-    ],
-    "compare the cell's position with pos, not its index": lambda cells, s, q: [
-        i for i, (p, own) in enumerate(cells) if s in own and i <= q
-    ],
-    "what comes after pos is hidden": lambda cells, s, q: right_visible(cells, s, 99),
-    "position 0 is a position: ask `is not None`": lambda cells, s, q: [
-        i for i in right_visible(cells, s, q) if cells[i][0]
-    ],
-    "both must hold, the owner and the position: `and`, not `or`": lambda cells, s, q: [
-        i for i, (p, own) in enumerate(cells) if p is not None and (s in own or p <= q)
-    ],
-    "a cell may have several owners: ask `in`": lambda cells, s, q: [
-        i for i in right_visible(cells, s, q) if cells[i][1] == {s}
-    ],
-    "some are seen: is the list made anew in the loop, or a set compared by `==`?": lambda *_: [],
-    "only the first is there: is `return` inside the loop?": lambda *case: right_visible(*case)[:1],
-    "an empty cell does not end the loop: later cells may be seen": lambda cells, s, q: [
-        i for i in right_visible(cells, s, q) if all(p is not None for p, _ in cells[:i])
-    ],
-    "the positions up to pos are seen, not those from pos on": lambda cells, s, q: [
-        i for i in right_visible(cells, s, 99) if (cells[i][0] or 0) >= q
-    ],
-    "return the cells' indices, not their positions": lambda cells, s, q: sorted(
-        cells[i][0] or 0 for i in right_visible(cells, s, q)
-    ),
-}
+VISIBLE_SLIPS: Slips = slips_of(
+    right_visible,
+    """
+    p <= pos → p < pos
+        a query sees its own position, too: <=
+    seq_id in own and →
+        other sequences' cells are hidden: look at the owners
+    p <= pos → i <= pos
+        compare the cell's position with pos, not its index
+    and p <= pos →
+        what comes after pos is hidden
+    p is not None → p
+        position 0 is a position: ask `is not None`
+    seq_id in own and p <= pos → (seq_id in own or p <= pos)
+        both must hold, the owner and the position: `and`, not `or`
+    seq_id in own → own == {seq_id}
+        a cell may have several owners: ask `in`
+    seq_id in own → own == seq_id
+        some are seen: is the list made anew in the loop, or a set compared by `==`?
+    p <= pos] → p <= pos][:1]
+        only the first is there: is `return` inside the loop?
+    enumerate(cells) → enumerate(cells[: [p for p, _ in cells].index(None)])
+        an empty cell does not end the loop: later cells may be seen
+    p <= pos → p >= pos
+        the positions up to pos are seen, not those from pos on
+    [i for → [p for
+        return the cells' indices, not their positions
+    """,
+)
 
 
 def check_visible(function: Callable[[Cells, int, int], object]) -> Verdict:
@@ -321,17 +316,13 @@ def check_visible(function: Callable[[Cells, int, int], object]) -> Verdict:
         empty = [i for i in got if i < len(cells) and cells[i][0] is None]
         return "an empty cell holds nothing" if empty else f"expected {want}"
 
-    def explain(error: Exception) -> str:
-        is_none = isinstance(error, TypeError) and "NoneType" in str(error)
-        return "An empty cell has position None: ask that first, then `and`" if is_none else ""
-
     return judge(
         *("visible", function, right_visible, SEEN_BY, VISIBLE_SLIPS),
         "visible: by owner and position, wherever the cells are",
         read=read,
         where=lambda got, cells, seq_id, pos: f"sequence {seq_id} at position {pos}: got {got}",
         otherwise=otherwise,
-        explain=explain,
+        explain={"NoneType": "An empty cell has position None: ask that first, then `and`"},
     )
 
 
@@ -368,6 +359,8 @@ SHIFT_SLIPS: Slips = slips_of(
         the first `keep` positions stay: drop what is behind them
     seq_id, keep + discard, -1, -discard → seq_id, keep + discard + 1, -1, -discard
         the first position behind the dropped ones must move, too: seq_add begins at keep + discard
+    -discard → -(keep + discard)
+        the others move down by as many positions as were dropped: delta is -discard, without `keep`
     seq_id, keep + discard, -1, -discard → seq_id, 0, -1, -discard
         the first `keep` positions do not move: seq_add begins behind what was dropped
     cache.seq_rm(seq_id, keep, keep + discard) → pass
@@ -419,7 +412,7 @@ def check_context_shift(function: Shift) -> Verdict:
         kept = " and expected ".join(str(kept_of(cells, seq_id)) for cells in (got, want))
         return f"that is right, but it kept the tokens {kept}: the first dropped one is `keep`"
 
-    def in_a_model() -> str:
+    def in_a_model(function: Shift) -> str:
         gap = shift_gap(random_model(1), [7 * i % 97 for i in range(20)], 6, function).logits
         assert gap < 1e-4, f"a fresh run has other logits, by {gap}"
         return ""
@@ -433,6 +426,6 @@ def check_context_shift(function: Shift) -> Verdict:
             f"positions {positions(got, seq_id)}"
         ),
         otherwise=otherwise,
-        explain=lambda error: "It takes seq_id, p0, p1, delta" * ("'delta'" in str(error)),
+        explain={"'delta'": "It takes seq_id, p0, p1, delta"},
         then=in_a_model,
     )

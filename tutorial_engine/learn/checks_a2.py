@@ -11,11 +11,9 @@ import torch
 from torch import Tensor
 
 from tutorial_engine.engine.replay import SHORTEST
-from tutorial_engine.learn.judge import Slips, alike, judge, slips_of
-from tutorial_engine.learn.parts import listed, number, whole, whole_numbers
-from tutorial_engine.learn.verdict import Verdict
-from tutorial_engine.model.attention import naive_attention
-from tutorial_engine.model.batched_attention import varlen_by_sequence
+from tutorial_engine.learn.judge import Slips, alike, judge, read_numbers, slips_of
+from tutorial_engine.learn.parts import whole_numbers, whole_tokens
+from tutorial_engine.learn.verdict import CannotBe, Verdict
 
 # -- exercise 1: sequences end to end -------------------------------------------------------------
 
@@ -54,7 +52,6 @@ END_TO_END_SLIPS: Slips = slips_of(
         nothing is padded here: each sequence has as many slots as tokens
     """,
 )
-OUTSIDE = "p counts from 0 in each sequence, and its block is table[p // block_size]"
 TABLES = (
     ([[5, 2], [7], [1, 6, 3]], [7, 4, 9], 4),
     ([[3], [0, 2]], [1, 4], 2),
@@ -62,31 +59,25 @@ TABLES = (
 )
 
 
-def _two_lists(lay: EndToEnd, *case: object) -> object:
-    answer = lay(*case)  # type: ignore[arg-type]
-    if not isinstance(answer, tuple | list) or len(answer) != 2:
-        return answer
-    return [a if (b := whole_numbers(a)) is None else b for a in answer]
+def _two_lists(answer: Any) -> list[list[int]]:
+    pair = answer if isinstance(answer, tuple | list) else ()
+    found = [numbers for one in pair if (numbers := whole_numbers(one)) is not None]
+    if len(pair) != 2 or len(found) != 2:
+        raise CannotBe(
+            "return two lists: each of cu_seqlens and slots is one list of whole numbers"
+        )
+    return found
 
 
-def _attends_alike() -> str:
-    """ "" if attention over the flat list is what attention of each sequence gives."""
-    tables, lens, size = TABLES[0]
-    starts, slots = right_end_to_end(tables, lens, size)
-    draw = torch.Generator().manual_seed(0)
-    keys, values = torch.full((2, 32, 2, 8), float("nan"))  # what nobody wrote is no number
-    written = torch.tensor(slots)
-    for x in (keys, values):
-        x[written] = torch.randn(len(slots), 2, 8, generator=draw)
-    q = torch.randn(len(lens), 4, 8, generator=draw)  # a decode step: one query each
-    cu_q, cu_k = torch.arange(len(lens) + 1), torch.tensor(starts)
-    flat = varlen_by_sequence(q, keys[written], values[written], cu_q, cu_k, 1, max(lens))
-    for s, (table, length) in enumerate(zip(tables, lens, strict=True)):
-        mine = [table[p // size] * size + p % size for p in range(length)]
-        alone = naive_attention(q[s : s + 1], keys[mine], values[mine]).out
-        if not torch.allclose(flat[s : s + 1], alone, atol=1e-5):
-            return f"attention of sequence {s} differs from what it is alone"
-    return ""
+def _wrong_lists(got: list[list[int]], want: list[list[int]], *_: object) -> str:
+    if got == want[::-1]:
+        return "first cu_seqlens, then the slots"
+    pairs = zip(("cu_seqlens", "slots"), got, want, strict=True)
+    name, mine, right = next((name, a, b) for name, a, b in pairs if a != b)
+    if len(mine) != len(right):
+        return f"{name} has {len(right)} numbers here, got {len(mine)}: {mine}"
+    i = next(i for i, (a, b) in enumerate(zip(mine, right, strict=True)) if a != b)
+    return f"{name}[{i}] is {right[i]}, got {mine[i]}: {mine}"
 
 
 def check_end_to_end(function: EndToEnd) -> Verdict:
@@ -94,28 +85,13 @@ def check_end_to_end(function: EndToEnd) -> Verdict:
     return judge(
         *("end_to_end", function, right_end_to_end, list(TABLES), END_TO_END_SLIPS),
         "end_to_end: one call over 20 slots gives what attention of each sequence gives",
-        call=_two_lists,
+        read=_two_lists,
         otherwise=_wrong_lists,
         where=lambda got, tables, lens, size: f"tables {tables}, lengths {lens}, blocks of {size}",
-        explain=lambda error: OUTSIDE * isinstance(error, IndexError),
-        then=_attends_alike,
+        explain={
+            IndexError: "p counts from 0 in each sequence, its block is table[p // block_size]"
+        },
     )
-
-
-def _wrong_lists(got: object, want: list[list[int]], *_: object) -> str:
-    if not isinstance(got, list) or len(got) != 2:
-        return "return two lists: cu_seqlens, slots"
-    if got == want[::-1]:
-        return "first cu_seqlens, then the slots"
-    for name, mine, right in zip(("cu_seqlens", "slots"), got, want, strict=True):
-        if (found := whole_numbers(mine)) is None:
-            return f"{name} is one list of whole numbers, got {mine}"
-        if len(found) != len(right):
-            return f"{name} has {len(right)} numbers here, got {len(found)}: {found}"
-        if found != right:
-            i = next(i for i, (a, b) in enumerate(zip(found, right, strict=True)) if a != b)
-            return f"{name}[{i}] is {right[i]}, got {found[i]}: {found}"
-    return f"expected {want}"
 
 
 # -- exercise 2: the size of a step ---------------------------------------------------------------
@@ -162,28 +138,24 @@ SIZE_SLIPS: Slips = slips_of(
 LENGTHS = ([100], [40, 129, 7], [64, 64, 64, 64], [20, 30], [500, 60, 61, 62, 63])
 
 
-def _size(size: Callable[[list[int]], object], lens: list[int]) -> object:
-    said = size(lens)
-    answer = listed(said)
-    if answer is None or len(answer) != 3:
-        return said
-    rows, longest, unused = whole(answer[0]), whole(answer[1]), number(answer[2])
-    return [a if b is None else b for a, b in zip(answer, (rows, longest, unused), strict=True)]
-
-
 def check_size(function: Callable[[list[int]], tuple[int, int, float]]) -> Verdict:
     """Check a learner's size(lens) → rows, longest context, unused part of a recorded step."""
     return judge(
         *("size", function, right_size, [(lens,) for lens in LENGTHS], SIZE_SLIPS),
         "size: both are rounded up, and every slot of the size is read",
-        call=_size,
-        where=lambda got, lens: f"contexts of {lens}, got {got}",
-        explain=lambda error: "no size is 0" * isinstance(error, ZeroDivisionError),
+        read=read_numbers(3),
+        where=lambda got, lens: f"contexts of {lens}, got {_plain(got)}",
         otherwise=_wrong_size,
     )
 
 
-def _wrong_size(got: object, want: list[float], *_: object) -> str:
+def _plain(got: Any) -> Any:
+    """Numbers as one writes them: 2, not 2.0."""
+    items = got if isinstance(got, list) else []
+    return [one if (n := whole_tokens(one)) is None else n for one in items] or got
+
+
+def _wrong_size(got: Any, want: list[float], *_: object) -> str:
     if not isinstance(got, list) or len(got) != 3:
         return "return three numbers: rows, longest context, unused part"
     names = ("the rows", "the longest context", "the unused part (0 .. 1, not rounded)")

@@ -17,13 +17,12 @@ from tutorial_engine.learn import checks_01, checks_02, checks_03, checks_04
 from tutorial_engine.learn.block_attention_check import check_block_attention
 from tutorial_engine.learn.own_cache import CACHES
 from tutorial_engine.learn.own_engine import OwnEngine
-from tutorial_engine.learn.own_scheduler import POLICIES
 from tutorial_engine.learn.own_server import OwnServer
 from tutorial_engine.learn.verdict import Verdict
 
 Checks = dict[str, Callable[..., Verdict]]
 
-# notebook -> the parts that a later one can take over
+# notebook -> the parts that a later one can take over; no policy: each lesson chooses its own
 CHECKS: dict[str, Checks] = {
     "01": {
         "project": checks_01.check_project,
@@ -44,8 +43,6 @@ CHECKS: dict[str, Checks] = {
         "num_tokens_to_run": checks_03.check_num_tokens,
         "plan_step": checks_03.check_plan,
         "ttft_and_tpot": checks_03.check_metrics,
-        "ShortestFirst": checks_03.check_shortest,
-        "Fair": checks_03.check_fair,
     },
     "04": {
         "num_blocks": checks_04.check_num_blocks,
@@ -94,24 +91,19 @@ def own_file(path: Path, number: str) -> Path:
     return max(mine, key=lambda file: file.stat().st_mtime, default=path)
 
 
-def bring(mine: OwnEngine | OwnServer, notebook: str, *names: str) -> Brought:
+def bring(mine: OwnEngine | OwnServer, notebook: str) -> Brought:
     """Put the right functions of the exercises of a notebook (a file that was saved) into `mine`.
 
     The number in the file's name (01 to 04) says which one it is; a file my_01.ipynb beside it
-    is read in its place. `names` says which parts (none given: all that both have, but no policy).
-    An exercise that is not done or not right, or a file that is not there, leaves the package's
-    part where it is. ValueError for a name without a number.
+    is read in its place. An exercise that is not done or not right, or a file that is not there,
+    leaves the package's part where it is. ValueError for a name without a number.
     """
     path = Path(notebook)
     number = next((code for code in CHECKS if code in path.name), None)
     if number is None:
         raise ValueError(f"{path.name!r} must have one of {sorted(CHECKS)} in its name")
     path = own_file(path, number)
-    checks = {
-        name: check
-        for name, check in CHECKS[number].items()
-        if name in mine.parts.package and (name in names if names else name not in POLICIES)
-    }
+    checks = {n: check for n, check in CHECKS[number].items() if n in mine.parts.package}
     # plain JSON: nbformat takes a second to be imported
     cells = json.loads(path.read_text(encoding="utf-8"))["cells"] if path.is_file() else []
     code = [(c["metadata"], "".join(c["source"])) for c in cells if c["cell_type"] == "code"]

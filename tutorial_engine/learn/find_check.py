@@ -189,9 +189,7 @@ def check_find(function: Find) -> Verdict:
             f"{list(tokens)} in blocks of {size}: got {_told(got)}"
         ),
         otherwise=_why,
-        explain=lambda error: (
-            "the keys of `cached` come from `hash_of`" * isinstance(error, KeyError)
-        ),
+        explain={KeyError: "the keys of `cached` come from `hash_of`"},
     )
 
 

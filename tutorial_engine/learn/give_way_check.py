@@ -5,6 +5,7 @@ First with requests that are letters, which names the usual mistakes; then in th
 
 from collections import Counter
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 from tutorial_engine.cache.paged import PagedKVCache
@@ -42,23 +43,6 @@ class _Letter:
         return self.name
 
 
-def _others_only(request: Any, running: list[Any], allocate: Any, preempt: Any) -> Any:
-    """A slip: the request that asks is never the victim."""
-    while (slots := allocate(request)) is None:
-        preempt([one for one in running if one is not request][-1])
-    return slots
-
-
-def _asks_once(request: Any, running: list[Any], allocate: Any, preempt: Any) -> Any:
-    """A slip: the loop goes on by the first answer."""
-    slots = allocate(request)
-    while slots is None:
-        preempt(victim := running[-1])
-        if victim is request:
-            break
-    return slots
-
-
 GIVE_WAY_SLIPS: Slips = slips_of(
     slots_for,
     """
@@ -71,6 +55,8 @@ GIVE_WAY_SLIPS: Slips = slips_of(
         one victim may not be enough: repeat until there is room
     preempt(victim) → victim is request or preempt(victim)
         who asks is the last itself: it has to give way too, and then return None
+    running[-1] → [one for one in running if one is not request][-1]
+        the last of running gives way, also if it is the one that asks
     return slots → return None
         there was room, and it returns None: return the slots
     """,
@@ -78,8 +64,11 @@ GIVE_WAY_SLIPS: Slips = slips_of(
     "there was room, and somebody gave way: ask before each preempt": lambda *case: (
         case[3](case[1][-1]) or slots_for(*case)
     ),
-    "the last of running gives way, also if it is the one that asks": _others_only,
-    "ask again after each preempt: what the victim gave back may be enough": _asks_once,
+    "ask again after each preempt: what the victim gave back may be enough": (
+        lambda request, running, allocate, preempt: slots_for(
+            request, running, cache(allocate), preempt
+        )
+    ),
 }
 
 
@@ -92,7 +81,7 @@ def check_slots_for(function: SlotsFor) -> Verdict:
             return f"{got[1] or 'nobody'} gave way, expected {want[1] or 'nobody'}"
         return f"it returns {got[0]!r}; expected {want[0]!r}"
 
-    def in_the_engine() -> str:
+    def in_the_engine(function: SlotsFor) -> str:
         try:
             (few, _), (many, _) = (_served(function, model, blocks) for blocks in BLOCKS)
         except PartFailed as failed:
@@ -107,9 +96,7 @@ def check_slots_for(function: SlotsFor) -> Verdict:
         call=_played,
         where=lambda got, asks, run, needed: f"{asks} asks, {', '.join(run)} run",
         otherwise=otherwise,
-        explain=lambda error: (
-            "preempt has taken the victim out of running already" * ("not in list" in str(error))
-        ),
+        explain={"not in list": "preempt has taken the victim out of running already"},
         then=in_the_engine,
     )
 

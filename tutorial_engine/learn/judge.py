@@ -12,21 +12,22 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from copy import deepcopy
-from functools import cache
+from functools import cache, partial
 from textwrap import dedent
+from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from tutorial_engine.learn.parts import listed, number
 from tutorial_engine.learn.verdict import (
     CannotBe,
     Explain,
-    Told,
     Verdict,
     guarded,
     has_gap,
-    not_done,
+    must_answer,
     still_a_gap,
     wrong_shape,
 )
@@ -85,64 +86,108 @@ def judge(
     done: str,
     *,
     call: Function = lambda function, *case: function(*case),
-    read: Callable[[Any], Any] | None = None,
+    read: Callable[[Any], Any] = lambda answer: answer,
     tolerance: float = 1e-5,
     where: Callable[..., str] | None = None,
     otherwise: Callable[..., str] | None = None,
-    explain: Explain = "",
-    then: Callable[[], str] | None = None,
+    explain: Explain | None = None,
+    then: Callable[[Any], str] | None = None,
+    keeps: Mapping[int, str] = MappingProxyType({}),
     body: object = None,
 ) -> Verdict:
     """✔ `done`, if the function's answers are the right ones in all cases; else what is wrong.
 
     `call(function, *case)` asks it (it gets copies), `read` turns an answer into what is compared.
     Of the first case that is wrong `where(answer, *case)` is told, and the slip that gives the same
-    answers, else `otherwise(answer, right answer, *case)`. `then` says what else is wrong, or "".
-    `body` is what a learner fills in, if that is not the function itself.
+    answers, else `otherwise(answer, right answer, *case)`. `then(function)` says what else is
+    wrong, or "". `keeps`: number of an argument → what to say if it was changed. `body` is what a
+    learner fills in, if that is not the function itself.
     """
+    body = body or function
 
-    def answered(one: Function, case: tuple[Any, ...]) -> Any:
-        answer = call(one, *deepcopy(case))
-        bad = not_done(name, answer, body or one) if one is function else None
-        if bad is not None:
-            raise Told(bad)
-        return answer if read is None else read(answer)
+    def answer_of(one: Function, case: tuple[Any, ...]) -> Any:
+        given = deepcopy(case)
+        answer = call(one, *given)
+        if one is function:
+            must_answer(name, answer, body)
+        for number_of, why in keeps.items():
+            if not alike(given[number_of], case[number_of]):
+                raise CannotBe(why)
+        return read(answer)
 
     def run() -> Verdict:
-        wants = [answered(right, case) for case in cases]
-        answers: list[Any] = []
-        first = None
-        for i, case in enumerate(cases):
-            try:
-                answers.append(answered(function, case))
-            except Exception:  # an answer before it is wrong: that is told
-                if first is None:
-                    raise
-                break
-            if first is None and not alike(answers[i], wants[i], tolerance):
-                first = i
+        wants = [answer_of(right, case) for case in cases]
+        answers, error = _until_one_raises(partial(answer_of, function), cases)
+        pairs = enumerate(zip(answers, wants, strict=False))
+        first = next((i for i, pair in pairs if not alike(*pair, tolerance)), None)
         if first is None:
-            if why := then() if then else "":
+            if error is not None:
+                raise error
+            if then and (why := then(function)):
                 raise CannotBe(why)
             return Verdict(True, done)
-        if has_gap(body or function):
+        if has_gap(body):
             return still_a_gap(name)
         got, want, case = answers[first], wants[first], cases[first]
         place = f"{where(got, *case)}; " if where else ""
-        why = next((words for words, slip in slips.items() if is_it(slip, answers)), "")
+        theirs = {why: partial(answer_of, slip) for why, slip in slips.items()}
+        why = _slip_in(answers, cases, theirs, tolerance)
         why = why or _too_short(got, want)
         if not why and isinstance(want, Tensor) and (bad := wrong_shape(name, got, want)):
             return bad
         why = why or (otherwise(got, want, *case) if otherwise else "")
         return Verdict(False, f"{name}: {place}{why or f'expected {want}'}")
 
-    def is_it(slip: Function, answers: Sequence[Any]) -> bool:
+    return _at_this_try(name, body, guarded(name, run, body, explain))
+
+
+def _until_one_raises(answer_to: Function, cases: Sequence[Any]) -> tuple[list[Any], Any]:
+    """The answers to the cases before an error, and the error; None if there is none."""
+    answers: list[Any] = []
+    try:
+        for case in cases:
+            answers.append(answer_to(case))
+    except Exception as error:  # where an answer before it is wrong, that is told
+        return answers, error
+    return answers, None
+
+
+def _slip_in(answers: Sequence[Any], cases: Sequence[Any], slips: Slips, tolerance: float) -> str:
+    """The words of the slip that gives these answers; "" if none does."""
+    for words, slip in slips.items():
         with suppress(Exception):
             pairs = zip(answers, cases, strict=False)
-            return all(alike(mine, answered(slip, case), tolerance) for mine, case in pairs)
-        return False
+            if all(alike(mine, slip(case), tolerance) for mine, case in pairs):
+                return words
+    return ""
 
-    return _at_this_try(name, body or function, guarded(name, run, body or function, explain))
+
+def read_number(why: str, kind: Callable[[Any], Any] = number) -> Callable[[Any], Any]:
+    """Reads an answer that must be one number, of numpy or torch as well; or another kind of it."""
+
+    def read(answer: Any) -> Any:
+        if (found := kind(answer)) is None:
+            raise CannotBe(f"got {answer!r:.40}; {why}")
+        return found
+
+    return read
+
+
+def read_numbers(count: int, why: str = "") -> Callable[[Any], Any]:
+    """Reads an answer that must be so many numbers, in whatever they stand.
+
+    Without `why` any other answer is given back as it is.
+    """
+
+    def read(answer: Any) -> Any:
+        found = [n for item in listed(answer) or () if (n := number(item)) is not None]
+        if len(found) == count:
+            return found
+        if why:
+            raise CannotBe(f"{why}, got {answer!r}")
+        return answer
+
+    return read
 
 
 @cache

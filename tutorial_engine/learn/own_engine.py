@@ -248,45 +248,39 @@ class OwnEngine(PartsHolder):
         return self.generate(prompt, window=window).checker.text
 
     @torch.inference_mode()
-    def last_logits(self, token_ids: Sequence[int], window: int | None = None) -> Tensor:
+    def last_logits(self, token_ids: Sequence[int]) -> Tensor:
         """Logits [V] after the last of the ids, without a cache. PartFailed when a part raises."""
-        attention = OwnAttention(self.parts, NoCache(), window)
-        hidden = self.model(Batch.from_sequences([list(token_ids)]), attention)
+        hidden = self.model(Batch.from_sequences([list(token_ids)]))
         return self.model.compute_logits(hidden[-1:])[0]
 
     def tell(
         self,
         prompt: str,
         params: SamplingParams | None = None,
-        window: int | None = None,
         live: bool = False,
     ) -> None:
         """Print the story that follows a prompt, which parts ran, and whether the package agrees.
 
         A part that raises, or without which the tokens would be the package's, is taken out, and
-        the story is told without it. With a window the package is not asked: it has none. `live`
-        prints each token when it comes, in a second run.
+        the story is told without it. `live` prints each token when it comes, in a second run.
         """
         params = SamplingParams(max_tokens=24) if params is None else params
         wanted = generate(self.package, prompt, params, tokenizer=self.tokenizer)[0].outputs[0]
 
         def wrong(request: Request) -> str:
-            right = window is not None or request.output_token_ids == wanted.token_ids
+            right = request.output_token_ids == wanted.token_ids
             return "" if right else "the tokens are not the package's."
 
-        request = self.settle(lambda: self.generate(prompt, params, window), wrong)
+        request = self.settle(lambda: self.generate(prompt, params), wrong)
         if live:
-            self._tell_live(prompt, params, window, request.checker.text)
+            self._tell_live(prompt, params, request.checker.text)
         else:
             print(prompt + request.checker.text)
         print(self.who_ran({"project": "layer", "rope": "layer"}))
-        if window is None:
-            many, mark = len(wanted.token_ids), "✔ " * bool(self.parts.own)
-            print(f"{mark}{many} of {many} tokens are those of the package's engine.")
+        many, mark = len(wanted.token_ids), "✔ " * bool(self.parts.own)
+        print(f"{mark}{many} of {many} tokens are those of the package's engine.")
 
-    def _tell_live(
-        self, prompt: str, params: SamplingParams, window: int | None, text: str
-    ) -> None:
+    def _tell_live(self, prompt: str, params: SamplingParams, text: str) -> None:
         """Print a prompt and then its text, which is known, as far as the tokens have come."""
         shown = 0
 
@@ -298,7 +292,7 @@ class OwnEngine(PartsHolder):
 
         self.parts.calls.clear()
         print(prompt, end="", flush=True)
-        self.generate(prompt, params, window, show)
+        self.generate(prompt, params, on_token=show)
         print(text[shown:])
 
     def hear(self, prompt: str, **parts: Callable[..., Any]) -> None:

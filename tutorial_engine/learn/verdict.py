@@ -9,7 +9,7 @@ import inspect
 import math
 import textwrap
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
@@ -40,7 +40,9 @@ class Told(Exception):
         self.verdict = verdict
 
 
-Explain = str | Callable[[Exception], str]
+SHAPES = (RuntimeError, IndexError, ValueError)  # what wrong shapes raise
+Sign = str | type[Exception] | tuple[type[Exception], ...]  # a text in an error, or its kind
+Explain = Mapping[Sign, str] | Callable[[Exception], str]
 
 
 def is_open(function: object) -> bool:
@@ -98,12 +100,14 @@ def open_verdict(name: str, function: object) -> Verdict | None:
 
 
 def guarded(
-    name: str, run: Callable[[], Verdict], function: object = None, explain: Explain = ""
+    name: str,
+    run: Callable[[], Verdict],
+    function: object = None,
+    explain: Explain | None = None,
 ) -> Verdict:
     """Run a check on the learner's function; an exception in it becomes a verdict that names it.
 
-    A function that nobody has touched is not run. `explain` is added to an error: a hint about
-    shapes to those that shapes raise, or what a function of the error says.
+    A function that nobody has touched is not run. To an error is added what `explain` says of it.
     """
     untouched = open_verdict(name, function)
     if untouched is not None:
@@ -124,15 +128,22 @@ def guarded(
             message += f"; it calls {' and '.join(open_ones)}, which {verb} not done yet"
         elif has_gap(function):
             return still_a_gap(name, f" (it raised {type(error).__name__}: {error})")
-        elif why := _explained(error, explain) or _meant(error):
+        elif why := explained(error, explain or {}) or _meant(error):
             message = f"{message.rstrip('.')}. {why}"
         elif line := _line_of(error, function):
             message += f" (in the line: {line})"
         return Verdict(False, message)
 
 
-def _explained(error: Exception, explain: Explain) -> str:
-    return explain(error) if callable(explain) else explain * of_shapes(error)
+def explained(error: Exception, explain: Explain) -> str:
+    """What is said of the first sign that an error has; "" if it has none of them."""
+    if callable(explain):
+        return explain(error)
+    return next((why for sign, why in explain.items() if _has_sign(error, sign)), "")
+
+
+def _has_sign(error: Exception, sign: Sign) -> bool:
+    return sign in str(error) if isinstance(sign, str) else isinstance(error, sign)
 
 
 def _meant(error: Exception) -> str:
@@ -150,41 +161,24 @@ def _line_of(error: Exception, function: object) -> str:
     return (lines and lines[-1]) or ""
 
 
-def of_shapes(error: Exception) -> bool:
-    """Is it an error that wrong shapes raise?"""
-    return isinstance(error, RuntimeError | IndexError | ValueError)
-
-
 def _open_ones_called_by(function: object) -> list[str]:
     names = getattr(function, "__code__", None)
     known: dict[str, Any] = getattr(function, "__globals__", {})
     return [name for name in getattr(names, "co_names", ()) if is_open(known.get(name))]
 
 
-def not_done(name: str, value: object, function: object = None) -> Verdict | None:
-    """A verdict when nothing was returned: not done yet, or, of a function with a body, forgotten.
-
-    Without the function nobody can tell which: then it is not done yet.
-    """
-    if value is not None and value is not Ellipsis:
-        return None
-    if function is None or is_open(function):
-        return Verdict(None, f"not done yet: {name} returns None")
-    if has_gap(function):
-        return still_a_gap(name)
-    return Verdict(False, f"{name} returns None: does it end with `return`?")
+def must_answer(name: str, value: object, function: object) -> None:
+    """Ends the check of a function that returned nothing: not done yet, or forgotten."""
+    if value is None or value is Ellipsis:
+        forgotten = Verdict(False, f"{name} returns None: does it end with `return`?")
+        raise Told(still_a_gap(name) if has_gap(function) else forgotten)
 
 
 def wrong_shape(name: str, value: object, expected: Tensor) -> Verdict | None:
     """A verdict when the value is no tensor of the expected shape."""
     if not isinstance(value, Tensor):
-        kind = type(value).__name__
-        how = {"ndarray": "torch.from_numpy makes", "AttentionResult": "its .out is"}
-        how |= dict.fromkeys(("list", "tuple"), "torch.tensor makes")
-        why = f"; the model goes on with tensors, and {how[kind]} one" if kind in how else ""
-        if kind in ("list", "tuple") and any(_has_shape(one, expected) for one in value):  # type: ignore[attr-defined]
-            why = "; return only the output"
-        return Verdict(False, f"{name} must return a tensor, got {kind}{why}")
+        got = f"got {type(value).__name__}{_how_to_a_tensor(value, expected)}"
+        return Verdict(False, f"{name} must return a tensor, {got}")
     if value.shape != expected.shape:
         return Verdict(
             False, f"{name} returned shape {list(value.shape)}, expected {list(expected.shape)}"
@@ -192,8 +186,15 @@ def wrong_shape(name: str, value: object, expected: Tensor) -> Verdict | None:
     return None
 
 
-def _has_shape(value: object, expected: Tensor) -> bool:
-    return isinstance(value, Tensor) and value.shape == expected.shape
+def _how_to_a_tensor(value: object, expected: Tensor) -> str:
+    known = {"ndarray": "torch.from_numpy makes", "AttentionResult": "its .out is"}
+    how = known.get(type(value).__name__, "")
+    if not how and isinstance(value, list | tuple):
+        tensors = [item for item in value if isinstance(item, Tensor)]
+        if any(one.shape == expected.shape for one in tensors):
+            return "; return only the output"
+        how = "torch.stack makes" if tensors else "torch.tensor makes"
+    return f"; the model goes on with tensors, and {how} one" if how else ""
 
 
 def close(a: Tensor, b: Tensor, tolerance: float) -> bool:
