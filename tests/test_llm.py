@@ -73,45 +73,6 @@ def test_a_prompt_has_four_forms_and_one_answer(llm: LLM, tokenizer: Tokenizer) 
     assert ask(llm, [forms[2]])[0].prompt == TEXTS[0] and ask(llm, [forms[3]])[0].prompt is None
 
 
-def test_logprobs_are_tables_by_token_id(llm: LLM, tokenizer: Tokenizer) -> None:
-    params = SamplingParams(temperature=1.0, seed=3, max_tokens=8, logprobs=2)
-    ((got,),) = [output.outputs for output in ask(llm, TEXTS[0], params)]
-    assert got.logprobs is not None and len(got.logprobs) == len(got.token_ids)
-    for token_id, known in zip(got.token_ids, got.logprobs, strict=True):
-        assert next(iter(known)) == token_id
-        assert {entry.rank for entry in known.values()} == {1, 2, known[token_id].rank}
-        for known_id, entry in known.items():
-            assert entry.decoded_token == tokenizer.decode([known_id])
-    assert any(len(known) == 3 for known in got.logprobs), "one was not among the best"
-    sampled = [known[i].logprob for known, i in zip(got.logprobs, got.token_ids, strict=True)]
-    assert got.cumulative_logprob == pytest.approx(sum(sampled))
-
-
-def test_a_stop_string_a_stop_token_eos_and_the_length_say_which(
-    llm: LLM, tokenizer: Tokenizer
-) -> None:
-    free = ask(llm, TEXTS[0], SamplingParams(max_tokens=30))[0].outputs[0]
-    stop = free.text[9:14]
-    params = [
-        SamplingParams(max_tokens=30, stop=stop),
-        SamplingParams(max_tokens=30, stop=stop, include_stop_str_in_output=True),
-        SamplingParams(max_tokens=30, stop_token_ids=[free.token_ids[4]]),
-        SamplingParams(max_tokens=4),
-    ]
-    by_string, included, by_token, length = (
-        output.outputs[0] for output in ask(llm, [TEXTS[0]] * 4, params)
-    )
-    assert by_string.text == free.text[: free.text.index(stop)] == included.text[: -len(stop)]
-    assert (by_string.finish_reason, by_string.stop_reason) == ("stop", stop)
-    assert stop in tokenizer.decode(list(by_string.token_ids)), "the ids keep its token"
-    assert (by_token.finish_reason, by_token.stop_reason) == ("stop", free.token_ids[4])
-    assert by_token.token_ids[-1] == free.token_ids[4] not in by_token.token_ids[:-1]
-    assert (length.finish_reason, length.stop_reason) == ("length", None)
-    long = ask(llm, TEXTS[0], SamplingParams(max_tokens=400))[0].outputs[0]
-    assert (long.finish_reason, long.stop_reason) == ("stop", None), "the story has an end"
-    assert long.token_ids[-1] in llm.llm_engine.model.config.eos_token_ids
-
-
 def test_it_warns_once_that_it_is_greedy(model: Qwen3ForCausalLM) -> None:
     llm = LLM(model)
     with warnings.catch_warnings():
