@@ -49,8 +49,7 @@ def test_v_of_one_slot_in_the_last_layer_carries_the_name_and_nothing_else_does(
             assert got == (donors if layer == 3 and "v" in which else own), (layer, which)
 
 
-@pytest.mark.parametrize("which", ["k", "v", "kv"])
-@pytest.mark.parametrize("cache", [MyCache, AsLists])
+@pytest.mark.parametrize(("which", "cache"), [("k", MyCache), ("v", AsLists), ("kv", MyCache)])
 def test_every_cache_tells_the_same_story_after_the_same_edit(
     model: Qwen3ForCausalLM, tokenizer: Tokenizer, which: str, cache: Any
 ) -> None:
@@ -62,10 +61,11 @@ def test_every_cache_tells_the_same_story_after_the_same_edit(
         lambda _: run_transformers_from(theirs, lambda ids: edit(memory_of(model, ids)))
     )
     paths["a learner's"] = loop_path(lambda _: mine.runner(edit=edit))
-    rows = ledger(paths, [tokenizer.encode(NAMO).ids], NEW)
+    rows = ledger(paths, [tokenizer.encode(NAMO).ids], 8)
     assert len(rows) == 7 and all(row.ok for row in rows), rows
     plain = {"no cache": paths["no cache"], "unedited": loop_path(lambda _: mine.runner())}
-    assert ledger(plain, [tokenizer.encode(NAMO).ids], NEW)[1].difference > 0.1
+    unedited = ledger(plain, [tokenizer.encode(NAMO).ids], 8)[1]
+    assert unedited.difference > 10 * unedited.tolerance
 
 
 def test_an_edit_below_the_last_layer_has_no_reference(

@@ -39,7 +39,6 @@ from tutorial_engine.model.batch import Batch
 from tutorial_engine.model.checkpoint import TINY, load_model
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 
-SEEDS = range(2)  # one model with fast layers, and one without
 SHAPES: dict[str, dict[str, Any]] = {
     "two heads a group": {"num_hidden_layers": 2},
     "one K/V head for all": {"num_key_value_heads": 1, "num_attention_heads": 6},
@@ -122,12 +121,11 @@ def prompts_of(lengths: Sequence[int] = LENGTHS, seed: int = 1) -> list[list[int
 # -- all paths ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(("seed", "shape"), enumerate(SHAPES))
 def test_every_path_gives_the_same(tmp_path: Path, shape: str, seed: int) -> None:
     """Logits to 1e-4 of the largest; tokens wherever the best is more than twice that ahead."""
     save_random(tmp_path, seed=seed, max_position_embeddings=64, **SHAPES[shape])
-    model = load_model(tmp_path, fast=seed % 2 == 0)
+    model = load_model(tmp_path, fast=seed % 2 == 0)  # fast layers or the textbook's, in turn
     paths = every_path(model, load_reference(tmp_path))
     prompts = prompts_of(seed=seed)
     want = paths[REFERENCE](prompts, STEPS)  # [S, steps, V]
@@ -151,14 +149,14 @@ def test_shipped_model_has_a_whole_ledger(model: Qwen3ForCausalLM, tokenizer: To
     texts = ["Once upon a time", "Anna had a red kite. One day", "Tom"]
     prompts = [tokenizer.encode(text).ids for text in texts]
     paths = every_path(model, load_reference(TINY), 128)
-    rows = ledger(paths, prompts, 8)
+    rows = ledger(paths, prompts, 4)
     assert [row.path for row in rows] == list(paths) and rows[0].margin > 1e-3
     assert [row.path for row in rows if not row.ok] == []
-    assert {row.steps for row in rows} == {24} and "✘" not in table(rows)
+    assert {row.steps for row in rows} == {12} and "✘" not in table(rows)
 
 
 def test_paths_left_to_themselves_say_the_same_tokens() -> None:
-    model, prompts = random_model(1), prompts_of([1, 26, 5, 26])  # to the last slot of a row
+    model, prompts = random_model(1), prompts_of([5, 26, 26])  # to the last slot of a row
     paths = every_path(model)
     want = paths[REFERENCE](prompts, STEPS).argmax(-1)
     for name, path in paths.items():
