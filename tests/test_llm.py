@@ -17,7 +17,6 @@ from tokenizers import Tokenizer
 from tutorial_engine.cache.cells import CellKVCache
 from tutorial_engine.cache.paged import PagedKVCache
 from tutorial_engine.cache.rows import StaticKVCache
-from tutorial_engine.engine.args import EngineArgs
 from tutorial_engine.engine.clock import VirtualClock, WallClock
 from tutorial_engine.engine.config import EngineConfig
 from tutorial_engine.engine.engine import LLMEngine
@@ -73,6 +72,20 @@ def test_a_prompt_has_four_forms_and_one_answer(llm: LLM, tokenizer: Tokenizer) 
     assert ask(llm, [forms[2]])[0].prompt == TEXTS[0] and ask(llm, [forms[3]])[0].prompt is None
 
 
+def test_logprobs_are_tables_by_token_id(llm: LLM, tokenizer: Tokenizer) -> None:
+    params = SamplingParams(temperature=1.0, seed=3, max_tokens=8, logprobs=2)
+    ((got,),) = [output.outputs for output in ask(llm, TEXTS[0], params)]
+    assert got.logprobs is not None and len(got.logprobs) == len(got.token_ids)
+    for token_id, known in zip(got.token_ids, got.logprobs, strict=True):
+        assert next(iter(known)) == token_id
+        assert {entry.rank for entry in known.values()} == {1, 2, known[token_id].rank}
+        for known_id, entry in known.items():
+            assert entry.decoded_token == tokenizer.decode([known_id])
+    assert any(len(known) == 3 for known in got.logprobs), "one was not among the best"
+    sampled = [known[i].logprob for known, i in zip(got.logprobs, got.token_ids, strict=True)]
+    assert got.cumulative_logprob == pytest.approx(sum(sampled))
+
+
 def test_it_warns_once_that_it_is_greedy(model: Qwen3ForCausalLM) -> None:
     llm = LLM(model)
     with warnings.catch_warnings():
@@ -100,19 +113,6 @@ def test_a_second_identical_prompt_is_found_until_the_cache_is_reset(
     assert llm.llm_engine.run()[0].num_cached_tokens == 32
     off = LLM(model, enable_prefix_caching=False)
     assert [ask(off, [prompt])[0].num_cached_tokens for _ in range(2)] == [0, 0]
-
-
-def test_the_loop_of_vllms_engine_example(model: Qwen3ForCausalLM, tokenizer: Tokenizer) -> None:
-    engine = LLMEngine.from_engine_args(EngineArgs(model, tokenizer=tokenizer, max_num_seqs=2))
-    waiting, ended = list(enumerate(TEXTS)), dict[str, RequestOutput]()
-    while waiting or engine.has_unfinished_requests():
-        if waiting:
-            number, text = waiting.pop(0)
-            engine.add_request(str(number), text, GREEDY)
-        ended |= {output.request_id: output for output in engine.step() if output.finished}
-    assert engine.get_num_unfinished_requests() == 0
-    want = generate(model, TEXTS, GREEDY, tokenizer=tokenizer)
-    assert [ended[str(i)].outputs for i in range(3)] == [output.outputs for output in want]
 
 
 def test_a_stream_runs_as_far_as_it_is_read(llm: LLM) -> None:
@@ -160,6 +160,7 @@ def test_an_id_is_free_again_afterwards_and_made_up_where_none_is_given() -> Non
     warm = SamplingParams(n=2, temperature=1.0, max_tokens=1)
     engine.add_request("r4.1", [1], FIVE)
     assert engine.add_request(None, [1], warm) == "r5", "r4 would be two, and r4.1 is here"
+    assert engine.get_num_unfinished_requests() == 6, "two samples are one"
     engine.run()
     assert engine.add_request("r0", [1], FIVE) == "r0"
 

@@ -18,11 +18,14 @@ from transformers.generation.logits_process import (
 
 from tutorial_engine.engine.request import Request
 from tutorial_engine.sampling.sampler import (
+    SampledToken,
     Sampler,
     SamplingParams,
     apply_temperature,
+    best_of_each,
     filter_logits,
     min_p,
+    next_token,
     top_k,
     top_p,
 )
@@ -41,6 +44,12 @@ def logits_of(*probs: float) -> Tensor:
 
 def token_ids(sampler: Sampler, rows: Tensor) -> list[int]:
     return [sampler.sample(row).token_id for row in rows]
+
+
+def tokens_of(logits: Tensor, samplers: list[Sampler]) -> list[SampledToken]:
+    """The next token of each, as the loop and the engine ask for them."""
+    rows = zip(samplers, best_of_each(logits), strict=True)
+    return [next_token(sampler, logits, row, best) for row, (sampler, best) in enumerate(rows)]
 
 
 # -- against transformers -----------------------------------------------------------------------
@@ -207,6 +216,24 @@ def test_one_draw_per_token_and_none_for_greedy(
     for _ in range(num_draws):
         torch.rand((), dtype=torch.float64, generator=plain)
     assert torch.equal(sampler._generator.get_state(), plain.get_state())
+
+
+def test_batch_is_each_request_alone() -> None:
+    kinds = [
+        SamplingParams(),
+        SamplingParams(logprobs=3),
+        SamplingParams(temperature=1.0, seed=1),
+        SamplingParams(temperature=0.7, top_k=5, seed=2, logprobs=0),
+        SamplingParams(min_tokens=4, stop_token_ids=[1, 2, 3]),
+    ]
+    together, alone = [Sampler(p) for p in kinds], [Sampler(p) for p in kinds]
+    assert [s.takes_best for s in together] == [True, False, False, False, False]
+    for _ in range(10):
+        logits = torch.randn(len(kinds), 12)
+        rows = zip(logits, alone, strict=True)
+        assert tokens_of(logits, together) == [s.sample(row) for row, s in rows]
+    assert [s.num_sampled for s in together] == [10] * len(kinds)
+    assert together[4].takes_best, "its min_tokens are there: one max for all is enough again"
 
 
 def test_draws_follow_the_filtered_softmax() -> None:

@@ -667,8 +667,6 @@ class Party:
     def check_sample(self, name: str, got: CompletionOutput, want: CompletionOutput) -> None:
         if got.logprobs is not None:
             assert len(got.logprobs) == len(got.token_ids), name
-            for known_id, entry in got.logprobs[-1].items() if got.logprobs else ():
-                assert entry.decoded_token == the_tokenizer().decode([known_id]), name
             total = sum(known[i].logprob for known, i in zip(got.logprobs, got.token_ids))  # noqa: B905
             assert abs((got.cumulative_logprob or 0.0) - total) < 1e-9, "a sum over all tokens"
         if got.finish_reason in ("abort", "error"):
