@@ -178,6 +178,16 @@ def entered(current: list[Any], stream: Any) -> Iterator[None]:
     current.pop()
 
 
+def test_rows_that_are_too_many_repeat_the_shortest_context() -> None:
+    one = engine("padded")
+    tokens(one, 2, 3, 3, 3)  # then three rows run, in a step of four
+    assert isinstance(one.runner, ReplayRunner)
+    (step,) = one.runner.recorded.values()
+    positions, lens = (step.numbers.split(step.parts)[i].tolist() for i in (1, 3))
+    assert positions == [3, 12, 3, 3], "the prompts of 2, 11 and 2 tokens, and the one of 2 again"
+    assert lens == [4, 13, 4, 4]
+
+
 BUGS: Zoo = {
     "not filled again": edited(
         RecordedStep, "_fill", ("lens = [", "if self.numbers.any(): return\n    lens = [")
