@@ -27,8 +27,6 @@ from tutorial_engine.engine.clock import WallClock
 from tutorial_engine.engine.config import EngineConfig
 from tutorial_engine.engine.engine import LLMEngine
 from tutorial_engine.engine.interrupts import interrupts_wait
-from tutorial_engine.engine.request import Request
-from tutorial_engine.engine.runner import forward
 from tutorial_engine.engine.scheduler import Scheduler
 from tutorial_engine.sampling.params import SamplingParams
 from tutorial_engine.sampling.sampler import Sampler
@@ -185,27 +183,6 @@ def test_a_promise_that_is_kept_would_be_seen() -> None:
     keeps = patch.object(BlockManager, "_take_back", lambda self, seq_id: None)
     with keeps, pytest.raises(AssertionError):
         test_what_a_broken_forward_promised_is_never_found(1, False, Broken)
-
-
-@pytest.mark.parametrize("fault", [KeyboardInterrupt, Broken])
-def test_a_forward_by_hand_that_breaks_promises_nothing(fault: type[BaseException]) -> None:
-    memory = poison(PagedKVCache.from_config(MODEL.config, block_size=4, num_blocks=16))
-    prompt = list(range(1, 10))
-
-    def breaks(*_: object) -> None:
-        raise fault
-
-    handle = MODEL.model.norm.register_forward_pre_hook(breaks)
-    with pytest.raises(fault):
-        forward(MODEL, memory, [Request("a", prompt), Request("b", prompt)])
-    handle.remove()
-    assert memory.blocks.find(prompt) == []
-    a, b = Request("a", prompt), Request("b", prompt)
-    hidden = forward(MODEL, memory, [a, b])
-    assert (
-        not hidden.isnan().any()
-        and memory.describe("b").table[:2] == memory.describe("a").table[:2]
-    )
 
 
 # -- what never ends ------------------------------------------------------------------------------

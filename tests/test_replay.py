@@ -4,7 +4,7 @@ That every answer is as without is in test_as_if_alone.py and test_ledger.py; th
 it in test_devices.py; test_gpu.py runs where a GPU is.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 from unittest.mock import MagicMock, patch
@@ -26,6 +26,7 @@ from tutorial_engine.engine.replay import (
     Size,
 )
 from tutorial_engine.engine.runner import ModelRunner
+from tutorial_engine.learn.bugs import Zoo, edited, planted
 from tutorial_engine.model.attention import SdpaAttention
 from tutorial_engine.model.batch import Allocation, Batch
 from tutorial_engine.model.batched_attention import (
@@ -146,7 +147,8 @@ def test_what_is_played_is_what_was_recorded() -> None:
     assert isinstance(one.runner, ReplayRunner)
     one.runner._record = record
     seen: list[Tensor] = []
-    with patch.object(ReplayRunner, "run", lambda *args: seen.append(RUN(*args)) or seen[-1]):
+    run = one.runner.run
+    with patch.object(one.runner, "run", lambda plan: seen.append(run(plan)) or seen[-1]):
         kept = tokens(one, 6, 6, 6, 6)
     assert kept == tokens(engine("padded"), 6, 6, 6, 6) and len(runs) == 1
     assert [[*step] for step in zip(*kept, strict=True)] == [x.argmax(-1).tolist() for x in seen]
@@ -186,29 +188,23 @@ def test_rows_that_are_too_many_repeat_the_shortest_context() -> None:
     assert lens == [4, 13, 4, 4]
 
 
-def stays_empty(self: RecordedStep, *args: Sequence[Any]) -> None:
-    """The tensors are filled once only."""
-    if not self.numbers.any():
-        FILL(self, *args)
-
-
-FILL, RUN = RecordedStep._fill, ReplayRunner.run
-WRONG = {
-    "not filled again": ("_fill", stays_empty),
-    "rows that are too many are others": (
+BUGS: Zoo = {
+    "not filled again": edited(
+        RecordedStep, "_fill", ("lens = [", "if self.numbers.any(): return\n    lens = [")
+    ),
+    "rows that are too many are others": edited(
+        RecordedStep,
         "_fill",
-        lambda self, ids, positions, slots, contexts: FILL(
-            self, ids, positions, [*slots[:-1], slots[0] + 1], contexts
-        ),
+        ("lens = [", "new_slots = [*new_slots[:-1], new_slots[0] + 1]; lens = ["),
     ),
 }
 
 
-@pytest.mark.parametrize("name", WRONG)
-def test_a_planted_mistake_is_seen(name: str) -> None:
+@pytest.mark.parametrize("name", BUGS)
+def test_planted_bug_is_caught(name: str) -> None:
     lengths = (9, 9, 9, 1)  # three rows in a step of four
     right = tokens(LLMEngine(MODEL), *lengths)
-    with patch.object(RecordedStep, *WRONG[name]):
+    with planted(name, BUGS):
         assert tokens(engine("end to end"), *lengths) != right
 
 

@@ -1,101 +1,79 @@
 """Who runs in the next step, by hand: the one rule, when memory is short, and the older policies.
 
 That each request says what it says alone, whatever comes, is in test_as_if_alone.py. No model runs
-here: Toy has a memory of few slots, and every token is 1.
+here: in a Toy's memory each token is a block, and every token is 0.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pytest
+import torch
+from engines import random_model
+from memories import check_empty
+from torch import Tensor
 
-from tutorial_engine.cache.memory import SequenceMemory
+from tutorial_engine.cache.paged import PagedKVCache
 from tutorial_engine.engine.clock import VirtualClock
 from tutorial_engine.engine.config import EngineConfig
+from tutorial_engine.engine.engine import LLMEngine
 from tutorial_engine.engine.policies import OneByOne, PrefillFirst, StaticBatching
 from tutorial_engine.engine.request import Request, RequestStatus, ScheduledRequest
 from tutorial_engine.engine.scheduler import Scheduler
-from tutorial_engine.model.batch import Allocation
 from tutorial_engine.sampling.params import SamplingParams
-from tutorial_engine.sampling.sampler import SampledToken
-from tutorial_engine.sampling.stopping import Finish, StopChecker
+from tutorial_engine.sampling.stopping import Finish
 
-
-class Slots:
-    """Single slots, so few that running requests run out of them; what a scheduler asks for.
-
-    `hits`: so many tokens of a new request are found in the cache, by its id.
-    """
-
-    def __init__(self, max_len: int, hits: Mapping[str, int] | None) -> None:
-        self.max_len, self.hits = max_len, hits or {}
-        self.slots: dict[str, list[int]] = {}  # seq_id -> slots by position
-
-    @property
-    def num_free(self) -> int:
-        return self.max_len - sum(map(len, self.slots.values()))
-
-    def allocate(
-        self, seq_id: str, token_ids: list[int], num_computed: int, num_new: int
-    ) -> Allocation | None:
-        first = num_computed if seq_id in self.slots else self.hits.get(seq_id, 0)
-        end = min(first + num_new, len(token_ids))
-        if end - len(self.slots.get(seq_id, ())) > self.num_free:
-            return None
-        self.slots[seq_id] = list(range(end))
-        return Allocation(first, self.slots[seq_id][first:], slice(0, end))
-
-    def commit(self, seq_id: str, token_ids: list[int], num_computed: int) -> None:
-        assert num_computed <= len(self.slots[seq_id])
-
-    def free(self, seq_id: str) -> None:
-        self.slots.pop(seq_id, None)
-
-    def describe(self, seq_id: str) -> SequenceMemory:
-        return SequenceMemory((), tuple(self.slots.get(seq_id, ())))
-
-    def check_integrity(self) -> None:
-        assert self.num_free >= 0, "more slots than there are"
+MODEL = random_model(num_hidden_layers=1)
 
 
 class Toy:
-    """A scheduler, its memory, and what an engine does around them.
+    """An engine whose runner it is: `steps` has what each step ran, request id -> tokens.
 
-    `steps` has what each step ran: request id -> number of tokens.
+    `hits`: so many tokens of a request are found in the cache, by its id.
     """
 
     def __init__(
         self,
         policy: type[Scheduler] = Scheduler,
-        slots: int = 1000,
+        slots: int = 500,
         hits: Mapping[str, int] | None = None,
         **limits: Any,
     ) -> None:
-        self.memory = Slots(slots, hits)
-        self.scheduler = policy(EngineConfig(**limits), self.memory, VirtualClock().now)  # type: ignore[arg-type]
+        self.memory = PagedKVCache.from_config(
+            MODEL.config, block_size=1, num_blocks=slots, prefix_caching=bool(hits)
+        )
+        self.engine = LLMEngine(
+            MODEL,
+            config=EngineConfig(**limits),
+            scheduler=policy,
+            memory=self.memory,
+            clock=VirtualClock(),
+            runner=self,  # type: ignore[arg-type]
+        )
+        self.scheduler = self.engine.scheduler
         self.requests: dict[str, Request] = {}
         self.steps: list[dict[str, int]] = []
+        for name, num_tokens in (hits or {}).items():
+            self.add(name, num_tokens, 1)
+        self.finish()
+        self.steps.clear()
 
     def add(self, name: str, prompt_len: int, max_tokens: int = 4) -> None:
         asked = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
-        checker = StopChecker(asked, max_new_tokens=self.scheduler.max_len - prompt_len)
-        self.requests[name] = Request(name, [1] * prompt_len, asked, checker=checker)
-        self.scheduler.add(self.requests[name])
+        self.engine.add_request(name, [ord(name[0]) % 32] * prompt_len, asked)
+        self.requests[name] = self.engine.requests[name]
 
-    def update(self, scheduled: list[ScheduledRequest]) -> None:
-        due = [item.request.request_id for item in scheduled if item.yields_token]
-        self.scheduler.commit(scheduled)
-        self.scheduler.update(scheduled, dict.fromkeys(due, SampledToken(1)))
-        self.scheduler.check_integrity()
+    def run(self, scheduled: Sequence[ScheduledRequest]) -> Tensor:
+        """What the engine asks of its runner."""
+        self.steps.append({item.request.request_id: item.num_tokens for item in scheduled})
+        return torch.zeros(sum(item.yields_token for item in scheduled), 97)
 
     def step(self) -> None:
-        scheduled = self.scheduler.schedule()
-        assert scheduled, "a step without tokens"
-        self.steps.append({item.request.request_id: item.num_tokens for item in scheduled})
-        self.update(scheduled)
+        self.engine.step()
+        self.engine.check_integrity()
 
-    def run(self) -> list[dict[str, int]]:
-        while self.scheduler.has_unfinished:
+    def finish(self) -> list[dict[str, int]]:
+        while self.engine.has_unfinished_requests():
             assert len(self.steps) < 500, "this never ends"
             self.step()
         return self.steps
@@ -197,10 +175,10 @@ def test_who_runs_how_many_tokens(name: str) -> None:
     toy = Toy(**options)
     for request in requests:
         toy.add(*request)
-    assert [shares(step) for step in toy.run()[: len(want)]] == [shares(step) for step in want]
+    assert [shares(step) for step in toy.finish()[: len(want)]] == [shares(step) for step in want]
     for name, _, max_tokens in requests:
-        assert toy.requests[name].output_token_ids == [1] * max_tokens
-    assert toy.memory.num_free == toy.memory.max_len
+        assert toy.requests[name].output_token_ids == [0] * max_tokens
+    check_empty(toy.memory)
 
 
 def test_a_policy_may_choose_another_than_the_first() -> None:
@@ -211,7 +189,7 @@ def test_a_policy_may_choose_another_than_the_first() -> None:
     toy = Toy(Shortest, max_num_seqs=1)
     for name, length in zip("abc", (5, 2, 3), strict=True):
         toy.add(name, length, max_tokens=1)
-    assert toy.run() == [{"b": 2}, {"c": 3}, {"a": 5}]
+    assert toy.finish() == [{"b": 2}, {"c": 3}, {"a": 5}]
 
 
 # -- who gives way, and who goes ------------------------------------------------------------------
@@ -224,8 +202,8 @@ def test_who_gives_way_waits_at_the_front_and_runs_prompt_and_outputs_again() ->
     toy.add("c", 1, max_tokens=1)  # it would fit when b has gone, but nobody comes in at once
     toy.step()
     assert (toy.running, toy.waiting) == (["a"], ["b", "c"])
-    assert toy.requests["b"].status is RequestStatus.PREEMPTED and "b" not in toy.memory.slots
-    assert toy.run()[2:] == [{"a": 1}, {"a": 1}, {"b": 5, "c": 1}, {"b": 1}]
+    assert toy.requests["b"].status is RequestStatus.PREEMPTED and "b" not in toy.memory.seq_ids
+    assert toy.finish()[2:] == [{"a": 1}, {"a": 1}, {"b": 5, "c": 1}, {"b": 1}]
 
 
 def test_no_token_of_a_step_under_way_reaches_an_aborted_request() -> None:
@@ -233,10 +211,10 @@ def test_no_token_of_a_step_under_way_reaches_an_aborted_request() -> None:
     toy.add("a", 3), toy.add("b", 3)
     toy.step()
     scheduled = toy.scheduler.schedule()
-    toy.scheduler.abort(toy.requests["a"])
-    toy.update(scheduled)
+    toy.engine.abort_request("a")
+    toy.engine._update(scheduled, toy.run(scheduled))
     assert [len(toy.requests[name].output_token_ids) for name in "ab"] == [1, 2]
-    assert toy.running == ["b"] == [*toy.memory.slots]
+    assert toy.running == ["b"] == [*toy.memory.seq_ids]
 
 
 # what spoils a and b, who run, and c, who waits: (how, what the check says)
@@ -265,7 +243,7 @@ SPOILED: dict[str, tuple[Callable[[Toy], object], str]] = {
         lambda toy: toy.requests["a"].token_ids.pop(),
         "a has nothing left to run",
     ),
-    "the memory": (lambda toy: setattr(toy.memory, "max_len", 1), "more slots than there are"),
+    "the memory": (lambda toy: toy.memory.blocks.free_queue.popitem(), "nowhere|block"),
 }
 
 
@@ -304,13 +282,13 @@ RAGGED = {
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_four_ragged_requests_by_hand(policy: type[Scheduler]) -> None:
-    steps = ["".join(f"{name}{n}" for name, n in shares(step)) for step in ragged(policy).run()]
+    steps = ["".join(f"{name}{n}" for name, n in shares(step)) for step in ragged(policy).finish()]
     assert " ".join(steps) == RAGGED[policy]
 
 
 def test_prefill_first_takes_whole_prompts_while_the_budget_lasts() -> None:
     toy = ragged(PrefillFirst, max_num_seqs=4, max_num_batched_tokens=10)
-    assert [shares(step) for step in toy.run()[:3]] == [
+    assert [shares(step) for step in toy.finish()[:3]] == [
         [("a", 4), ("b", 4)],
         [("c", 4), ("d", 4)],
         [("a", 1), ("b", 1), ("c", 1)],
@@ -322,5 +300,5 @@ def test_a_static_batch_that_is_over_does_not_come_back_with_an_id_that_is_used_
     for names in ("a", "ba"):
         for name in names:
             toy.add(name, 4, 1)
-        steps = toy.run()
+        steps = toy.finish()
     assert steps == [{"a": 4}, {"b": 4}, {"a": 4}]

@@ -36,13 +36,9 @@ from tutorial_engine.trace.events import (
     EngineState,
     Event,
     Finished,
-    Planned,
     Preempted,
     Recorder,
     RequestEvent,
-    RowFreed,
-    RowTaken,
-    Scheduled,
     StepBegan,
     StepEnded,
     TokenSampled,
@@ -138,70 +134,6 @@ def test_a_recorder_notes_step_and_time_and_serves_one_engine() -> None:
     assert recorder.trace() == Trace({"policy": "mine"}, told)
 
 
-# -- the state before, at and after each step, by hand --------------------------------------------
-
-# a: prompt 1 2 3 in row 0 (slots 0 ..), b: prompt 4 5 in row 1 (slots 10 ..)
-A, B = Added(0, 0.0, "a", (1, 2, 3), 8, 0.0), Added(0, 0.0, "b", (4, 5), 8, 0.0)
-BOTH_RUN: list[Event] = [
-    A,
-    B,
-    StepBegan(0, 0.0),
-    RowTaken(0, 0.0, "a", 0),
-    Admitted(0, 0.0, "a", 0),
-    Scheduled(0, 0.0, "a", 0, (0, 1, 2)),
-    RowTaken(0, 0.0, "b", 1),
-    Admitted(0, 0.0, "b", 0),
-    Scheduled(0, 0.0, "b", 0, (10,)),
-    Planned(0, 0.0),
-    TokenSampled(0, 1.0, "a", 7),
-    StepEnded(0, 1.0, 4),
-]
-A_AGAIN, B_AGAIN = Scheduled(1, 1.0, "a", 3, (3,)), Scheduled(1, 1.0, "b", 1, (11,))
-
-
-def step(number: int, *planning: Event, results: Sequence[Event] = ()) -> list[Event]:
-    begin: list[Event] = [StepBegan(number, float(number)), *planning]
-    return [*begin, Planned(number, number + 0.5), *results, StepEnded(number, number + 1.0, 1)]
-
-
-SECOND = step(1, A_AGAIN, results=[TokenSampled(1, 2.0, "a", 8)])
-ABORTED = [RowFreed(1, 1.5, "b", 1), Finished(1, 1.5, "b", "abort", None)]
-
-
-def test_events_belong_to_the_step_that_they_led_to() -> None:
-    broken = [StepBegan(1, 1.0), B_AGAIN, Planned(1, 1.0), *ABORTED]
-    events = (*BOTH_RUN, *broken, *SECOND, Finished(2, 2.0, "a", "abort", None))
-    first, second = history(Trace({}, events))
-    assert first.results == (TokenSampled(0, 1.0, "a", 7), StepEnded(0, 1.0, 4))
-    assert second.planning == (*broken, StepBegan(1, 1.0), A_AGAIN, Planned(1, 1.5))
-    assert list(second.scheduled) == ["a"] and list(second.by_request(Finished)) == ["b"]
-    assert second.before == replay([*BOTH_RUN, *broken])
-    assert (*first.events, *second.events) == events[:-1]
-    assert first.planned == replay(BOTH_RUN[:9]) and first.after == replay(BOTH_RUN)
-    assert second.after == replay(events[:-1]) and list(first.scheduled) == ["a", "b"]
-    times = [(one.number, one.began, one.ended, one.num_tokens) for one in (first, second)]
-    assert times == [(0, 0.0, 1.0, 4), (1, 1.0, 2.0, 1)]
-
-
-def test_a_step_that_was_never_planned_is_refused() -> None:
-    events = tuple(event for event in BOTH_RUN if not isinstance(event, Planned))
-    with pytest.raises(ValueError, match="step 0 of the trace ended and was never planned"):
-        list(history(Trace({}, events)))
-
-
-@pytest.mark.parametrize(
-    "event",
-    [
-        Preempted(0, 0.0, "a"),  # it never ran
-        Admitted(0, 0.0, "a", 4),
-        TokenSampled(0, 0.0, "never added", 1),
-    ],
-)
-def test_events_that_cannot_follow_each_other_are_named(event: Event) -> None:
-    with pytest.raises(ValueError, match=rf"{type(event).__name__}\(.*cannot follow the events"):
-        list(history(Trace({}, (A, B, event))))
-
-
 # -- the pool in each step: what the live memory says ---------------------------------------------
 
 UNITS = {ROWS: 20, PAGES: 4, CELLS: 1}  # slots of a row, a block, a cell
@@ -286,6 +218,8 @@ def watched_run(kind: str, seed: int) -> tuple[Trace, list[Seen]]:
             temperature=1.0, seed=seed,
         )  # fmt: skip
         engine.add_request(chr(65 + i), prompt, params)
+        if i == 5:
+            engine._schedule()  # a plan that is broken off
         engine.step()
     engine.abort_request(next(reversed(engine.requests)).split(".")[0])
     while engine.has_unfinished_requests():
@@ -310,6 +244,36 @@ def test_every_snapshot_of_a_trace_is_what_the_live_memory_said(kind: str, seed:
         usage = snapshot.usage
         assert (usage.used, usage.free) == (len(live.tokens), 40 - len(live.owners))
         assert usage.used + usage.reserved + usage.free == 40 and min(usage) >= 0
+
+
+@pytest.mark.parametrize("kind", UNITS)
+def test_steps_have_all_events_and_the_states_between_them(kind: str) -> None:
+    """Those of a plan that was broken off are in the step that came of the next one."""
+    (trace, _), done = watched_run(kind, 0), 0
+    for step in history(trace):
+        assert step.events == trace.events[done : done + len(step.events)]
+        done += len(step.planning)
+        began = max(i for i in range(done) if isinstance(trace.events[i], StepBegan))
+        assert step.before == replay(trace.events[:began])
+        assert step.planned == replay(trace.events[:done])
+        done += len(step.results)
+        assert step.after == replay(trace.events[:done])
+        assert (step.began, step.ended) == (trace.events[began].time, trace.events[done - 1].time)
+
+
+@pytest.mark.parametrize(
+    ("after", "says"),
+    [
+        (StepEnded(0, 1.0, 4), "step 0 of the trace ended and was never planned"),
+        (Preempted(0, 0.0, "a"), r"Preempted\(.*cannot follow the events"),  # it never ran
+        (Admitted(0, 0.0, "a", 4), r"Admitted\(.*cannot follow the events"),
+        (TokenSampled(0, 0.0, "never added", 1), r"TokenSampled\(.*cannot follow the events"),
+    ],
+)
+def test_events_that_cannot_follow_each_other_are_named(after: Event, says: str) -> None:
+    added = Added(0, 0.0, "a", (1, 2, 3), 8, 0.0)
+    with pytest.raises(ValueError, match=says):
+        list(history(Trace({}, (added, StepBegan(0, 0.0), after))))
 
 
 def test_the_runs_that_were_watched_share_preempt_and_fork() -> None:
