@@ -419,7 +419,7 @@ def check_context_shift(function: Shift) -> Verdict:
 
     return judge(
         *("context_shift", function, right_shift, SHIFTS, SHIFT_SLIPS),
-        "context_shift: the right cells in 4 caches, and right keys in a model of one layer",
+        "context_shift: the right cells in 4 caches, and keys turned to their new positions",
         call=_after,
         where=lambda got, num_tokens, keep, discard, seq_id: (
             f"{num_tokens} tokens, keep {keep}, discard {discard}: sequence {seq_id} has the "
