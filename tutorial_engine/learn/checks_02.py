@@ -21,7 +21,14 @@ from tutorial_engine.learn.own_cache import (
 )
 from tutorial_engine.learn.own_cache import transplant as right_transplant
 from tutorial_engine.learn.parts import number, whole
-from tutorial_engine.learn.verdict import SHAPES, CannotBe, Explain, Verdict, must_answer
+from tutorial_engine.learn.verdict import (
+    SHAPES,
+    CannotBe,
+    Explain,
+    Verdict,
+    explained,
+    must_answer,
+)
 from tutorial_engine.model.attention import SdpaAttention
 from tutorial_engine.model.batch import Batch
 from tutorial_engine.model.config import ModelConfig
@@ -212,12 +219,18 @@ def _second_is_empty(make_cache: Callable[[], Any]) -> str:
 
 
 CACHE_ERRORS: Explain = {
-    KeyError: "The first time, a layer has nothing old; ask first whether it has",
     "cat()": "torch.cat takes one tuple with both tensors in it",
     "but got tuple": "self.kv[layer] is a pair: join k to its first tensor, and v to its second",
     "size of tensor a": "`+` adds numbers; torch.cat joins",
     SHAPES: "k and v are [tokens, heads, head_dim]: join axis 0.",
 }
+
+
+def _why_cache_raised(error: Exception) -> str:
+    """A key that is no layer is a mistake of another kind."""
+    if isinstance(error, KeyError) and isinstance(error.args[0], int):
+        return f"The first time, layer {error} has nothing old; ask first whether it has"
+    return explained(error, CACHE_ERRORS)
 
 
 def check_cache(make_cache: Callable[[], Any]) -> Verdict:
@@ -228,7 +241,7 @@ def check_cache(make_cache: Callable[[], Any]) -> Verdict:
         call=_updates,
         tolerance=0,
         otherwise=_why_no_history,
-        explain=CACHE_ERRORS,
+        explain=_why_cache_raised,
         then=_second_is_empty,
         body=getattr(make_cache, "update", None),
     )

@@ -75,7 +75,7 @@ def check_num_blocks(function: Callable[[int, int, int, int, int, int], object])
 
     def read(answer: object) -> int:
         if (got := whole(answer)) is None:
-            why = "; blocks are whole: use //, and only whole factors"
+            why = "; blocks are whole: use //, and only whole factors" * isinstance(answer, float)
             raise CannotBe(f"got {answer!r}, which is no whole number{why}")
         return got
 
