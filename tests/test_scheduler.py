@@ -120,11 +120,6 @@ PLANS: dict[str, tuple[dict[str, Any], list[tuple[str, int, int]], list[dict[str
         [("a", 6, 2), ("b", 8, 1), ("c", 2, 1)],
         [{"a": 6}, {"a": 1, "b": 8}, {"c": 2}],
     ),
-    "with chunks a prompt over the budget is welcome": (
-        {"max_num_batched_tokens": 8},
-        [("a", 9, 1)],
-        [{"a": 8}, {"a": 1}],
-    ),
     "without chunks a prompt runs whole or not yet": (
         {
             "max_num_batched_tokens": 8,
@@ -236,17 +231,6 @@ def test_what_does_not_add_up_is_noticed(spoil: Callable[[Toy], object]) -> None
 
 # -- every policy, whatever comes -----------------------------------------------------------------
 
-POLICIES = [Scheduler, StaticBatching, OneByOne, PrefillFirst]
-
-
-def ragged(policy: type[Scheduler], **limits: Any) -> Toy:
-    """Four prompts of 4 that want 2, 5, 3 and 1 tokens, two at a time unless told."""
-    toy = Toy(policy, **{"max_num_seqs": 2, **limits})
-    for name, max_tokens in zip("abcd", (2, 5, 3, 1), strict=True):
-        toy.add(name, 4, max_tokens)
-    return toy
-
-
 RAGGED = {
     Scheduler: "a4b4 a1b1 b1c4 b1c1 b1c1 d4",  # every place is filled at once
     StaticBatching: "a4b4 a1b1 b1 b1 b1 c4d4 c1 c1",  # the slowest is waited for
@@ -255,19 +239,14 @@ RAGGED = {
 }
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", RAGGED)
 def test_four_ragged_requests_by_hand(policy: type[Scheduler]) -> None:
-    steps = ["".join(f"{name}{n}" for name, n in shares(step)) for step in ragged(policy).finish()]
+    """Prompts of 4 that want 2, 5, 3 and 1 tokens, two at a time."""
+    toy = Toy(policy, max_num_seqs=2)
+    for name, max_tokens in zip("abcd", (2, 5, 3, 1), strict=True):
+        toy.add(name, 4, max_tokens)
+    steps = ["".join(f"{name}{n}" for name, n in shares(step)) for step in toy.finish()]
     assert " ".join(steps) == RAGGED[policy]
-
-
-def test_prefill_first_takes_whole_prompts_while_the_budget_lasts() -> None:
-    toy = ragged(PrefillFirst, max_num_seqs=4, max_num_batched_tokens=10)
-    assert [shares(step) for step in toy.finish()[:3]] == [
-        [("a", 4), ("b", 4)],
-        [("c", 4), ("d", 4)],
-        [("a", 1), ("b", 1), ("c", 1)],
-    ]
 
 
 def test_a_static_batch_that_is_over_does_not_come_back_with_an_id_that_is_used_again() -> None:
