@@ -106,6 +106,7 @@ GOOD = ["StepEnded", {"step": 0, "time": 0.5, "num_tokens": 3}]
         7,
         [*GOOD, 1],
         ["NoSuch", {"step": 0, "time": 0.5}],
+        ["StepEnded", [0, 0.5, 3]],
         ["StepEnded", {"step": 0, "time": 0.5}],
     ],
     ids=str,
