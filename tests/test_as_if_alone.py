@@ -9,20 +9,17 @@ from collections import Counter
 from collections.abc import Iterator
 from itertools import product
 from typing import Any
-from unittest.mock import patch
 
 import pytest
 from fuzz import failure, random_workload, run_random
 from workloads import (
     BACKENDS,
-    BLOCK_SIZES,
     IN_PLACE,
     LIMITS,
     MEMORIES,
     POLICIES,
     POOL_SIZE,
     WAYS,
-    Party,
     Visitor,
     Workload,
     alone,
@@ -141,18 +138,6 @@ def test_random_workloads(batch: int) -> None:
     counts = run_random(0, batch * PER_BATCH, PER_BATCH)
     for what, least in NOT_QUIET.items():
         assert counts[what] >= least * PER_BATCH, (what, counts)
-
-
-def test_what_can_go_wrong_in_a_workload_is_drawn() -> None:
-    draw = random.Random(0)
-    drawn = [random_workload(draw) for _ in range(600)]
-    assert {workload.memory for workload in drawn} == set(MEMORIES)
-    assert {one.block_size for one in drawn if one.memory == "pages"} == set(BLOCK_SIZES)
-    assert {workload.policy for workload in drawn} == set(POLICIES)
-    visitors = [visitor for workload in drawn for visitor in workload.visitors]
-    for name in ("aborted_at", "fails", "stumbles", "leaves"):
-        found = [visitor.n for visitor in visitors if getattr(visitor, name) is not None]
-        assert len(found) >= 20 and {*found} == {1, 2, 3}, name
 
 
 def test_pool_has_requests_of_every_kind_and_transformers_agrees() -> None:
@@ -322,13 +307,3 @@ def test_planted_bug_is_caught(memory: str, name: str) -> None:
             assert failure(workload) is None, "without it, all is well"
             return
     pytest.fail("600 workloads did not show it")
-
-
-def test_step_limit_ends_what_would_run_for_ever() -> None:
-    """Whoever does not look at the books sees it as well, by the number of steps."""
-    long = next(i for i, asked in enumerate(pool()) if len(asked.prompt) == 20)
-    alone(long, max(LIMITS))
-    blind = patch.object(Party, "look", lambda self: None)
-    for_ever = planted("a prompt computed again for ever", BUGS["rows"])
-    with for_ever, blind, pytest.raises(AssertionError, match="still running after"):
-        check(Workload((Visitor(long),), budget=3))

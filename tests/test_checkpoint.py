@@ -33,7 +33,7 @@ from tutorial_engine.model.config import ModelConfig
 IDS = random_sequences([9, 4], 97)
 QKV = "model.layers.1.self_attn.{}_proj.weight"
 DOWN = "model.layers.1.mlp.down_proj.weight"
-NORM, HEAD, TABLE = "model.norm.weight", "lm_head.weight", "model.embed_tokens.weight"
+HEAD, TABLE = "lm_head.weight", "model.embed_tokens.weight"
 
 
 def logits_of(folder: Path) -> Tensor:
@@ -94,18 +94,6 @@ def config(**changes: Any) -> Edit:
     return lambda folder: edit_config(folder, **changes)
 
 
-def without(name: str) -> Edit:
-    return tensors(lambda t: t.pop(name))
-
-
-def shorter(name: str) -> Edit:
-    return tensors(lambda t: t.update({name: t[name][1:].contiguous()}))
-
-
-def of_dtype(dtype: torch.dtype) -> Edit:
-    return tensors(lambda t: t.update({DOWN: t[DOWN].to(dtype)}))
-
-
 def swap_q_and_k(t: dict[str, Tensor]) -> None:
     """64 + 32 + 32 rows and 32 + 64 + 32 rows fill the same merged matrix."""
     q, k = QKV.format("q"), QKV.format("k")
@@ -120,29 +108,29 @@ def cut(keep: int) -> Edit:
     return truncate
 
 
-def only_pickles(folder: Path) -> None:
-    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
-
-
 ONE_FILE: list[tuple[Edit, str]] = [
-    *((without(name), f"1 missing: {name}") for name in (QKV.format("k"), NORM, TABLE, HEAD)),
-    (without("model.layers.1.self_attn.v_proj.bias"), "1 missing: model.layers.1.*v_proj.bias"),
+    (tensors(lambda t: t.pop(TABLE)), f"1 missing: {TABLE}"),
+    (tensors(lambda t: t.pop(QKV.format("k"))), f"1 missing: {QKV.format('k')}"),
     (config(attention_bias=False), r"12 not known: model\.layers\.0.*k_proj\.bias, .*\.\.\."),
-    (shorter(QKV.format("q")), rf"mis-shaped: {QKV.format('q')} is \[63, 48\].*\[64, 48\]"),
-    (shorter(HEAD), rf"mis-shaped: {HEAD} is \[96, 48\].*\[97, 48\]"),
+    (
+        tensors(lambda t: t.update({HEAD: t[HEAD][1:].contiguous()})),
+        rf"mis-shaped: {HEAD} is \[96, 48\].*\[97, 48\]",
+    ),
     (tensors(swap_q_and_k), "2 mis-shaped"),
-    (of_dtype(torch.int8), f"1 of no type .*quantised.*: {DOWN} is I8"),
-    (of_dtype(torch.float8_e4m3fn), f"1 of no type .*: {DOWN} is F8"),
+    (
+        tensors(lambda t: t.update({DOWN: t[DOWN].to(torch.int8)})),
+        f"1 of no type .*quantised.*: {DOWN} is I8",
+    ),
     *(
         (tensors(lambda t, x=x: t[DOWN][2, 3].fill_(x)), f"{DOWN} in '.*' holds NaN or infinite")
         for x in (torch.nan, torch.inf, -torch.inf)
     ),
     *((cut(keep), r"model\.safetensors.*damaged") for keep in (0, 5, 200, -1)),
-    (only_pickles, r"no model\.safetensors.*pytorch_model\.bin.*pickles"),
+    (
+        lambda f: (f / "model.safetensors").rename(f / "a.bin"),
+        r"no model\.safetensors.*a\.bin.*pickles",
+    ),
     (lambda f: (f / "config.json").unlink(), r"no config\.json"),
-    (config(model_type="llama"), "unsupported architecture.*llama"),
-    (config(num_hidden_layers=4), r"15 missing: model\.layers\.3\."),
-    (config(num_hidden_layers=2), r"15 not known: model\.layers\.2\."),
     *(
         (config(**{n: 10**9}), rf"do not fit its config.*{n} 10{{9}}")
         for n in ("head_dim", "num_hidden_layers")
@@ -207,7 +195,6 @@ SIZES += ("num_attention_heads",)
     [
         ({"dtype": torch.float16}, "float16.*bfloat16 or float32"),
         ({"dtype": "int8"}, "dtype 'int8' is not supported; use 'auto' or"),
-        ({"dtype": None}, "dtype None is not supported"),
         ({"device": "gpu"}, "device 'gpu' is none of PyTorch's; use 'cpu' or 'cuda'"),
         *(
             ({"path_or_id": name}, f"no folder '{name}'.*Qwen/Qwen3-0.6B")
@@ -284,13 +271,11 @@ NO_IDS = ("</s>", True, -1, [3, "4"])
     ("changes", "words"),
     [
         ({"model_type": "llama", "architectures": ["LlamaForCausalLM"]}, "'llama'"),
-        ({"model_type": "qwen3_moe", "architectures": ["Qwen3MoeForCausalLM"]}, "'qwen3_moe'"),
         ({"architectures": ["Qwen3MoeForCausalLM"]}, "Qwen3MoeForCausalLM"),
         ({"hidden_act": "gelu"}, "'gelu'"),
         ({"quantization_config": {"quant_method": "fp8"}}, "quantization_config"),
         ({"use_sliding_window": True, "sliding_window": 64}, "use_sliding_window=True"),
         ({"layer_types": ["full_attention", "sliding_attention"]}, "sliding-window layers"),
-        ({"rope_scaling": YARN}, "rope scaling 'yarn'"),
         ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope scaling 'linear'"),
         ({"rope_parameters": {**YARN, "rope_theta": 1e6}}, "rope scaling 'yarn'"),
         ({"rope_parameters": {"full_attention": YARN}}, "one table for all layers"),

@@ -270,7 +270,8 @@ def test_what_scripts_for_vllm_write_is_taken_and_what_is_not_here_is_refused(ll
     assert len(output.outputs[0].token_ids) == 37 and output.prompt_token_ids == [1, 2, 3]
     with pytest.raises(ValueError, match="cache_salt of prompt 0='me': vLLM has this"):
         ask(small, {"prompt_token_ids": [1], "cache_salt": "me"}, long)
-    LLM(llm.llm_engine.model, trust_remote_code=True, revision=None, hf_overrides={})
+    at_default = {"revision": None, "hf_overrides": {}, "tensor_parallel_size": 1}
+    LLM(small.llm_engine.model, trust_remote_code=True, disable_log_stats=True, **at_default)
 
 
 def test_blocks_are_counted_as_in_vllm_with_its_null_block(model: Qwen3ForCausalLM) -> None:

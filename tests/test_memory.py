@@ -148,8 +148,14 @@ def test_which_fork_gives_way(
     [
         ("pages of 4", lambda memory: memory._num_cached.update(a=9)),
         ("pages of 4", lambda memory: memory._waiting.update(b=None)),
+        ("pages of 4", lambda memory: setattr(memory.blocks.blocks[0], "ref_cnt", 2)),
+        ("pages of 4", lambda memory: setattr(memory.blocks.blocks[0], "hash", b"x")),
+        ("pages of 4", lambda memory: memory.blocks.free_queue.popitem()),
         ("cells", lambda memory: memory._shared.update(a=9)),
         ("cells", lambda memory: memory._waiting.update(a=None)),
+        ("cells", lambda memory: memory.table._used.__setitem__(9, 1)),
+        ("cells", lambda memory: memory.table._lagging.add(0)),
+        ("cells", lambda memory: memory.table._cells["a"].reverse()),
     ],
 )
 def test_books_that_do_not_add_up_are_noticed(kind: str, corrupt: Callable[[Any], object]) -> None:

@@ -233,13 +233,9 @@ class Zero(nn.Module):
         return torch.zeros_like(x)
 
 
-@pytest.fixture(params=["textbook", "fast"])
+@pytest.fixture(params=[False, True], ids=["textbook", "fast"])
 def loaded(request: pytest.FixtureRequest, checkpoint: Path) -> Qwen3ForCausalLM:
-    """A loaded model with the layers of layers.py, or with every twin that there is."""
-    model = load_model(checkpoint, fast=False)
-    if request.param == "fast":
-        use_fast_layers(model, pack_from=0)
-    return model
+    return load(checkpoint, request.param)
 
 
 def logits(model: Qwen3ForCausalLM) -> Tensor:

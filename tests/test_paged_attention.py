@@ -44,7 +44,6 @@ BACKENDS: dict[str, Callable[[PagedKVCache], AttentionBackend]] = {
     **IN_PLACE,
 }
 every_backend = pytest.mark.parametrize("backend", BACKENDS)
-in_place = pytest.mark.parametrize("backend", IN_PLACE)
 LAYOUTS = pytest.mark.parametrize("slots_first", [False, True], ids=["heads first", "slots first"])
 
 
@@ -272,7 +271,7 @@ def test_planted_bug_is_caught(bug: str) -> None:
         test_sequences_grow_fork_and_give_way(*ALL_WAYS)
 
 
-@in_place
+@pytest.mark.parametrize("backend", IN_PLACE)
 def test_what_is_not_in_this_memory_is_refused(backend: str) -> None:
     here, elsewhere = Story(pages(4, 9), backend), Story(pages(4, 9), backend)
     assert here.step(a=3) and elsewhere.step(b=3)

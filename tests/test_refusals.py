@@ -206,18 +206,6 @@ def test_what_does_not_fit_together_is_refused_when_it_is_made(what: str) -> Non
         make()
 
 
-def test_harmless_options_of_vllm_scripts_are_taken() -> None:
-    EngineArgs(
-        MODEL,
-        gpu_memory_utilization=0.9,
-        enforce_eager=True,
-        disable_log_stats=True,
-        tensor_parallel_size=1,
-        quantization=None,
-        trust_remote_code=False,
-    )
-
-
 def test_a_memory_serves_one_engine_after_the_other() -> None:
     memory = PagedKVCache.from_config(CONFIG, block_size=4, num_blocks=15)
     prefill(MODEL, memory, [Request("x", PROMPTS[0])])

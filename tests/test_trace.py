@@ -108,7 +108,6 @@ GOOD = ["StepEnded", {"step": 0, "time": 0.5, "num_tokens": 3}]
         ["NoSuch", {"step": 0, "time": 0.5}],
         ["StepEnded", [0, 0.5, 3]],
         ["StepEnded", {"step": 0, "time": 0.5}],
-        ["StepEnded", {"step": 0, "time": 0.5, "num_tokens": 3, "more": 1}],
     ],
     ids=str,
 )

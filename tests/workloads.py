@@ -701,7 +701,6 @@ class Party:
         outputs = [delivered[-1] for delivered in self.delivered.values() if delivered]
         counts += Counter(
             {
-                "workloads": 1,
                 f"on {workload.memory}": 1,
                 f"read {workload.attention}": workload.memory == "pages",
                 "samples": sum(len(output.outputs) for output in outputs),
@@ -724,7 +723,6 @@ class Party:
                 admitted.add(event.request_id)
                 kind = "forks that keep it" if event.request_id in forks else "hits"
                 counts[kind] += event.num_cached > 0
-                counts["hit tokens"] += event.num_cached if event.request_id not in forks else 0
         for step in history(self.recorder.trace()):
             prefill = set()
             for name, event in step.scheduled.items():
