@@ -48,7 +48,6 @@ from inputs import (
     recorded_softmax,
 )
 from matplotlib.figure import Figure
-from matplotlib.mathtext import MathTextParser
 from PIL import Image
 from torch import Tensor
 from traces import (
@@ -483,15 +482,6 @@ def test_drawn_twice_it_is_the_same_light_file(name: str) -> None:
 
 
 # -- text is text ---------------------------------------------------------------------------------
-
-
-def test_no_text_of_a_prompt_is_read_as_a_formula(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object, **__: object) -> None:
-        raise AssertionError("parsed as a formula")
-
-    before = attention(2)
-    monkeypatch.setattr(MathTextParser, "parse", refuse)
-    assert attention(2) == before
 
 
 def test_what_nobody_can_see_is_written_out_in_plots() -> None:

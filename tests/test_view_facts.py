@@ -3,9 +3,7 @@
 import math
 import random
 import re
-from dataclasses import replace
 from typing import Any
-from unittest.mock import patch
 
 import matplotlib
 import pytest
@@ -17,9 +15,7 @@ from inputs import (
     Q,
     V,
     dial_point,
-    kv_numbers,
     pool_picture,
-    recorded_batches,
     recorded_softmax,
 )
 from matplotlib.colors import to_hex
@@ -46,43 +42,36 @@ from tutorial_engine.engine.clock import VirtualClock
 from tutorial_engine.engine.engine import EngineConfig, LLMEngine
 from tutorial_engine.engine.policies import OneByOne, PrefillFirst, StaticBatching
 from tutorial_engine.engine.scheduler import Scheduler, StepPlan
-from tutorial_engine.lab.layouts import ORDERS, KVLayout, layouts
 from tutorial_engine.model.attention import NaiveAttention, naive_attention
 from tutorial_engine.model.batch import Batch
 from tutorial_engine.model.checkpoint import TINY
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 from tutorial_engine.sampling.params import SamplingParams
-from tutorial_engine.trace import events
 from tutorial_engine.trace.events import (
     Preempted,
     Recorder,
     TokenSampled,
 )
 from tutorial_engine.trace.pool import CELLS, ROWS
-from tutorial_engine.viz import cell_steps
 from tutorial_engine.viz.batch_plots import flat_batch
 from tutorial_engine.viz.block_plots import BlockView
 from tutorial_engine.viz.cell_steps import describe, find_changes, take_snapshot
 from tutorial_engine.viz.cell_view import cells_scene, heat_scale
-from tutorial_engine.viz.induction_view import recorded_two_steps, two_steps_picture
-from tutorial_engine.viz.layout_plots import LAYERS, layouts_picture
 from tutorial_engine.viz.model_plots import (
     far_value,
-    gqa_picture,
     qkv_picture,
     recorded_projection,
     three_token_picture,
 )
 from tutorial_engine.viz.parts import part_of, shade
 from tutorial_engine.viz.picture import Picture
-from tutorial_engine.viz.place_plots import IDLE, WASTED, Held, places, read_places
+from tutorial_engine.viz.place_plots import IDLE, WASTED, Held, read_places
 from tutorial_engine.viz.request_look import look, tint
 from tutorial_engine.viz.scene import HATCHED
 from tutorial_engine.viz.scheduler_steps import SchedulerRun
 from tutorial_engine.viz.shapes import meta_shape_walk, shape_walk
 from tutorial_engine.viz.softmax_view import running_softmax_picture
 from tutorial_engine.viz.style import PAPER
-from tutorial_engine.viz.timeline_plots import timeline
 from tutorial_engine.viz.tokens import token_labels
 from tutorial_engine.viz.trace_rows import rows
 from tutorial_engine.viz.words import listed, signed
@@ -91,21 +80,6 @@ from tutorial_engine.viz.words import listed, signed
 
 
 every_policy = pytest.mark.parametrize("policy", POLICIES)
-
-
-@every_policy
-def test_every_share_of_every_step_is_a_box(policy: str) -> None:
-    trace = crowd(policy)
-    order = [e.request_id for e in trace.events if isinstance(e, events.Added)]
-    wanted = {
-        f"box.{order.index(e.request_id)}.{e.step}"
-        for e in trace.events
-        if isinstance(e, events.Scheduled)
-    }
-    assert {
-        name for name in items(timeline(trace)) if re.fullmatch(r"box\.\d+\.\d+", name)
-    } == wanted
-    assert len(wanted) > 60
 
 
 @every_policy
@@ -153,50 +127,10 @@ def test_a_place_is_the_row_that_the_engine_gave(policy: str) -> None:
                 assert one.is_last == (life.end_step == s)
 
 
-@every_policy
-def test_every_place_of_every_step_is_counted_and_who_holds_it_drawn(policy: str) -> None:
-    found, picture = read_places(seven(policy)), places({policy: seven(policy)})
-    kinds = ("prefill", "decode", "recompute", "stalls", IDLE, WASTED)
-    assert sum(found.count(kind) for kind in kinds) == found.total
-    assert (found.count("stalls") > 0) == (policy == "prefill first")
-    wasted = found.count(WASTED) + found.count("stalls")
-    assert f"“{policy}” {wasted} of {found.total}" in picture.caption
-    held = {
-        f"box.0.{p}.{s}"
-        for p, line in enumerate(found.grid)
-        for s, one in enumerate(line)
-        if isinstance(one, Held)
-    }
-    assert {name for name in items(picture) if re.fullmatch(r"box\.0\.\d+\.\d+", name)} == held
-
-
 # -- pages -----------------------------------------------------------------------------------------
 
 
 every_case = pytest.mark.parametrize("case", CASES, ids=lambda case: f"seed {case.seed}")
-
-
-@every_case
-def test_the_caption_counts_blocks_tokens_and_slots(case: Case) -> None:
-    live = case.live()
-    run, size = live.run, case.block_size
-    for number, pool in zip(range(len(run.steps)), live.pools, strict=True):
-        said, slots = run.caption(number), list[int]()
-        for name, table in pool.tables.items():
-            slots += [table[i // size] * size + i % size for i in range(pool.held[name])]
-        used, stored = len(pool.ref_cnts), len(set(slots))
-        if used:
-            assert re.search(rf"{used} of {case.num_blocks} blocks holds? {stored} token", said)
-            assert re.search(rf"{used * size - stored} of (its|their) {used * size} slots", said)
-        else:
-            assert "no block is in use" in said
-        twice = sum(slots.count(slot) > 1 for slot in set(slots))
-        assert (f"({twice} of them stored once for " in said) == (twice > 0)
-        assert (f"; counted by request they are {len(slots)})" in said) == (twice > 0)
-        found = sum(block in pool.hashes for block in pool.free)
-        assert re.search(rf"; {len(pool.free)} blocks? (is|are) free", said)
-        assert ("still findable" in said) == (found > 0)
-        assert found < 2 or f"{found} of them still findable" in said
 
 
 def test_a_step_that_was_broken_off_is_no_step_and_nothing_of_it_is_lost() -> None:
@@ -386,16 +320,6 @@ def test_the_mask_is_the_one_that_attention_used() -> None:
     assert allowed_cells(flat_batch(batch)) == seen and len(seen) == 10 + 1 + 3
 
 
-def test_positions_and_slots_are_the_batches_own() -> None:
-    batch, found = recorded_batches()[1], items(flat_batch(recorded_batches()[1]))
-    assert batch.slot_mapping is not None
-    rows = range(batch.num_tokens)
-    assert [found[f"pos.{i}.word"].text for i in rows] == [str(p) for p in batch.positions.tolist()]
-    slots = [str(slot) for slot in batch.slot_mapping.tolist()]
-    assert [found[f"slot.{i}.word"].text for i in rows] == slots
-    assert "head.slot" not in items(flat_batch(Batch.from_sequences([[1, 2]])))
-
-
 # -- cells -----------------------------------------------------------------------------------------
 
 
@@ -495,15 +419,6 @@ def test_picture_agrees_with_the_table_after_any_operations(number: int) -> None
         before = now
 
 
-def test_planted_bug_shelves_read_one_cell_further_are_caught() -> None:
-    def shifted(cache: CellKVCache) -> torch.Tensor:
-        return right_heat(cache).roll(1, 2)
-
-    right_heat = cell_steps._heat
-    with patch.object(cell_steps, "_heat", shifted), pytest.raises(AssertionError):
-        test_picture_agrees_with_the_table_after_any_operations(0)
-
-
 # -- one layer, q, k and v, and attention ----------------------------------------------------------
 
 
@@ -559,21 +474,6 @@ def test_numbers_of_the_picture_of_q_k_and_v_are_those_of_the_run(
         assert fills == [shade(part_of(value, (-far, far))) for value in values.tolist()]
 
 
-@pytest.mark.parametrize(("heads", "kv_heads"), [(6, 2), (16, 8), (8, 1)])
-def test_query_heads_lead_to_the_head_that_attention_gives_them(heads: int, kv_heads: int) -> None:
-    config = replace(QWEN3_06B, num_attention_heads=heads, num_key_value_heads=kv_heads)
-    picture = gqa_picture(config)
-    # one value for each K/V head: what a query head returns says which one it read
-    k, v = torch.zeros(1, kv_heads, 2), torch.arange(kv_heads).float().view(1, kv_heads, 1)
-    read = naive_attention(torch.zeros(1, heads, 2), k, v).out.flatten().int().tolist()
-    found = items(picture)
-    for h, g in enumerate(read):
-        x, _, width, _ = box(found[f"kv{g}"])
-        assert float(found[f"line{h}"].attrib["x2"]) == pytest.approx(x + width / 2, abs=0.02)
-    wrong = sum(h % kv_heads != g for h, g in enumerate(read))
-    assert (f"{wrong} of {heads} query heads would read" in picture.caption) == bool(wrong)
-
-
 @pytest.mark.parametrize("values", [V, torch.tensor([[1.0, -2.0], [0.5, 3.0], [0.0, 0.25]])])
 def test_numbers_of_the_three_tokens_are_those_of_attention(values: torch.Tensor) -> None:
     picture = three_token_picture(Q, K, values)
@@ -587,59 +487,6 @@ def test_numbers_of_the_three_tokens_are_those_of_attention(values: torch.Tensor
     x, y = found.out[-1, 0].tolist()
     assert text(picture, "out") == f"output = ({x:.1f}, {y:.1f})"
     assert picture.caption.endswith(f"give the output ({x:.1f}, {y:.1f}).")
-
-
-# -- an induction head -----------------------------------------------------------------------------
-
-
-COAT = "Once upon a time Rado had an old coat. One day R"
-FIRST, SECOND = (1, (3, 5)), (3, 3)
-
-
-class NoValues(NaiveAttention):
-    """At one token the heads of step 1 read values of zero; keeps what step 2 looks at."""
-
-    def __init__(self, token: int) -> None:
-        super().__init__(lambda layer, _, weights: self.seen.update({layer: weights}))
-        self.seen: dict[int, torch.Tensor] = {}
-        self.token = token
-
-    def attend(
-        self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, batch: Batch
-    ) -> torch.Tensor:
-        out = super().attend(layer, q, k, v, batch)
-        if layer == FIRST[0]:
-            for head in FIRST[1]:
-                out[self.token, head] = super().attend(layer, q, k, 0 * v, batch)[self.token, head]
-        return out
-
-
-def test_numbers_of_the_two_steps_are_those_of_the_model(
-    model: Qwen3ForCausalLM, tokenizer: Tokenizer
-) -> None:
-    ids = tokenizer.encode(COAT).ids
-    run = recorded_two_steps(model, ids, FIRST, SECOND)
-    assert (ids[run.before], ids[run.found]) == (ids[-1], tokenizer.token_to_id("a"))
-    seen: dict[int, torch.Tensor] = {}
-    naive = NaiveAttention(lambda layer, _, weights: seen.update({layer: weights}))
-    probs = model.compute_logits(model(Batch.from_sequences([ids]), naive))[-1].softmax(-1)
-    without = NoValues(run.found)
-    changed = model.compute_logits(model(Batch.from_sequences([ids]), without))[-1].softmax(-1)
-    firsts = [float(seen[1][head, run.found, run.before]) for head in FIRST[1]]
-    assert run.first == pytest.approx(sum(firsts) / 2, abs=1e-4)
-    numbers = {
-        run.second: seen[3][3, -1, run.found],
-        run.chance: probs[ids[run.found]],
-        run.second_without: without.seen[3][3, -1, run.found],
-        run.chance_without: changed[ids[run.found]],
-    }
-    assert [*numbers] == pytest.approx([float(one) for one in numbers.values()], abs=1e-4)
-    assert run.second_without < run.second / 2 and run.chance_without < run.chance / 2
-    picture = two_steps_picture(model, tokenizer, ids, FIRST, SECOND)
-    said = {item.text for item in items(picture).values()}
-    shown = {f"{one:.2f}" for one in numbers}
-    assert shown <= said and all(one in picture.caption for one in shown)
-    assert {"“a” after “·R”", f"the last “·R” finds it, share {run.second:.2f}"} <= said
 
 
 # -- the running softmax ---------------------------------------------------------------------------
@@ -709,26 +556,6 @@ def test_a_walk_leaves_no_weight_out(model: Qwen3ForCausalLM) -> None:
     for wanted, (steps, layers) in walks.items():
         times = [layers if step.name.startswith(" ") else 1 for step in steps]
         assert sum(n * s.num_parameters for n, s in zip(times, steps, strict=True)) == wanted
-
-
-# -- the cache in memory ---------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("order", ORDERS)
-def test_every_number_stands_where_the_memory_has_it(order: str) -> None:
-    """The memory itself, byte after byte, against colour and tip of each box."""
-    kv = kv_numbers()
-    picture = layouts_picture(layouts(kv), layer=1, token=2, num_tokens=kv.shape[2])
-    layout, found = KVLayout(order, kv), items(picture)
-    memory = torch.frombuffer(bytearray(layout.kv.untyped_storage().tolist()), dtype=torch.float32)
-    for i, value in enumerate(memory.tolist()):
-        layer, which, token, head, dim = (int(x) for x in (kv == value).nonzero()[0])
-        fill = LAYERS[layer].light if which else LAYERS[layer].dark
-        assert found[f"{order}.{i}"].attrib["fill"] == fill
-        tip = f"byte {4 * i}: layer {layer}, {'KV'[which]} of token {token}, head {head}, number"
-        assert f"{tip} {dim}" in picture.svg
-    boxes = [box(found[f"{order}.{i}"]) for i in range(len(memory))]
-    assert boxes == sorted(boxes, key=lambda b: (b[1], b[0])) and len(set(boxes)) == len(boxes)
 
 
 # -- pools -----------------------------------------------------------------------------------------
