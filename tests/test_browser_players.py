@@ -70,10 +70,6 @@ def test_a_player_is_driven_by_keyboard_and_address(
     assert page.url.endswith(f"#t={len(captions) - 1}")
     page.keyboard.press("ArrowLeft")
     expect(caption).to_have_text(captions[-2])
-    names = page.locator("button, input, select").evaluate_all(
-        "all => all.map(one => one.ariaLabel || one.labels?.[0]?.innerText || one.innerText)"
-    )
-    assert all(names) and len(names) == 7
     assert page.locator("#stage").get_attribute("aria-labelledby") == "caption"
     assert reached_by_tab(page) == [
         "view", *("first", "back", "play", "on", "end"), "slider", "speed",
@@ -173,38 +169,30 @@ def test_buttons_choose_the_run_and_the_step_stays(browser: Browser, tmp_path: P
         [str(len(run))] for run in film.runs
     ]
     file = save_player(film.runs, tmp_path / "player.html", "runs", choices=film.choices)
-    for width in (1280, 390):
-        page = browser.new_page(viewport={"width": width, "height": 900})
-        page.goto(f"{file.as_uri()}#t=4")
-        for number, (name, frames) in enumerate(zip(names, film.runs, strict=True)):
-            if width < 700 and number % 3:
-                continue
-            button = page.get_by_role("button", name=name)
-            button.focus()
-            page.keyboard.press("Enter")
-            expect(button).to_have_attribute("aria-pressed", "true")
-            assert page.locator(".choice [aria-pressed=true]").count() == 1
-            expect(page.locator("#caption")).to_have_text(frames[4].caption)
-            expect(page.locator("#told")).to_have_text(f"step 4 of {len(frames) - 1}")
-            assert page.url.endswith(f"#t=4&v={number}" if number else "#t=4")
-            shown = page.evaluate("""() => [...document.querySelectorAll("#all > text")]
-                .filter(one => one.getAttribute("display") !== "none")
-                .map(one => one.textContent)""")
-            wanted = [item.text for item in frames[4].scene.items.values() if item.text]
-            assert sorted(filter(None, shown)) == sorted(wanted), name
-            page.evaluate("go(99)")
-            expect(page.locator("#caption")).to_have_text(frames[-1].caption)
-            page.evaluate("go(4)")
-            if width < 700:
-                assert page.locator(".parts").count() > 0
-        page.get_by_role("button", name=names[3]).click()
-        page.keyboard.press("End")
-        page.get_by_role("button", name=names[0]).click()
-        expect(page.locator("#caption")).to_have_text(film.runs[0][-1].caption)
-        page.goto(f"{file.as_uri()}#t=2&v=3")
-        page.reload()
-        expect(page.locator("#caption")).to_have_text(film.runs[3][2].caption)
-        page.close()
+    page = browser.new_page()
+    page.goto(f"{file.as_uri()}#t=4")
+    for number, (name, frames) in enumerate(zip(names, film.runs, strict=True)):
+        button = page.get_by_role("button", name=name)
+        button.focus()
+        page.keyboard.press("Enter")
+        expect(button).to_have_attribute("aria-pressed", "true")
+        assert page.locator(".choice [aria-pressed=true]").count() == 1
+        expect(page.locator("#caption")).to_have_text(frames[4].caption)
+        expect(page.locator("#told")).to_have_text(f"step 4 of {len(frames) - 1}")
+        assert page.url.endswith(f"#t=4&v={number}" if number else "#t=4")
+        shown = page.evaluate("""() => [...document.querySelectorAll("#all > text")]
+            .filter(one => one.getAttribute("display") !== "none")
+            .map(one => one.textContent)""")
+        wanted = [item.text for item in frames[4].scene.items.values() if item.text]
+        assert sorted(filter(None, shown)) == sorted(wanted), name
+    page.get_by_role("button", name=names[3]).click()
+    page.keyboard.press("End")
+    page.get_by_role("button", name=names[0]).click()
+    expect(page.locator("#caption")).to_have_text(film.runs[0][-1].caption)
+    page.goto(f"{file.as_uri()}#t=2&v=3")
+    page.reload()
+    expect(page.locator("#caption")).to_have_text(film.runs[3][2].caption)
+    page.close()
 
 
 LOOK = """(step) => {
@@ -240,11 +228,10 @@ def test_a_phone_has_all_words_in_parts_that_fit_and_the_buttons(
     context.close()  # test_site.py asks axe-core about these pages
 
 
-@pytest.mark.parametrize("width", [1280, 390])
-def test_several_controls_choose_one_run(browser: Browser, tmp_path: Path, width: int) -> None:
+def test_several_controls_choose_one_run(browser: Browser, tmp_path: Path) -> None:
     film = made("transplant")
     file = save_player(film.runs, tmp_path / "player.html", "transplant", choices=film.choices)
-    page = browser.new_page(viewport={"width": width, "height": 780})
+    page = browser.new_page()
     page.goto(f"{file.as_uri()}#t=2")
     caption = page.locator("#caption")
     expect(caption).to_contain_text("the one that it told before")
@@ -259,7 +246,6 @@ def test_several_controls_choose_one_run(browser: Browser, tmp_path: Path, width
     chosen = page.locator(".choice [aria-pressed=true]").all_text_contents()
     assert chosen == ["Nedo gets Namo's", "K and V"] and page.url.endswith("#t=3&v=5")
     assert barriers(page) == []
-    assert page.evaluate("document.documentElement.scrollWidth") <= width
     page.close()
 
 

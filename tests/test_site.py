@@ -83,6 +83,10 @@ def test_a_module_of_the_package_names_the_lessons_that_use_it() -> None:
     assert all(f"\n{room}\n" in pages["index"] for room in site.ROOMS)
 
 
+def sources(cells: list[nbformat.NotebookNode], kind: str) -> list[str]:
+    return [cell.source for cell in cells if cell.cell_type == kind]
+
+
 def test_a_lesson_page_is_for_readers_and_loses_no_cell() -> None:
     """No installer, no word of a cell that waits for a run; every question with its answer."""
     for lesson in LESSONS:
@@ -93,22 +97,11 @@ def test_a_lesson_page_is_for_readers_and_loses_no_cell() -> None:
             assert words not in inside, words
         assert inside.count('class=\\"ask\\"') == len(asked) > 0
         assert inside.count("data:image/png;base64,") == 0, "pictures of answers are files"
-        texts = [one.source for one in notebook.cells if one.cell_type == "markdown"]
-        kept = [
-            one.source
-            for page in sittings
-            for one in page.notebook.cells
-            if one.cell_type == "markdown" and not one.source.startswith("<div class")
-        ]
-        assert len(kept) >= len(texts) - len(sittings)
-        code = [
-            one.source
-            for page in sittings
-            for one in page.notebook.cells
-            if one.cell_type == "code"
-        ]
-        all_code = [one for one in notebook.cells if one.cell_type == "code"]
-        assert len(code) >= len(all_code) - 1 - len(asked)
+        cells = [cell for page in sittings for cell in page.notebook.cells]
+        kept = [one for one in sources(cells, "markdown") if not one.startswith("<div class")]
+        assert len(kept) >= len(sources(notebook.cells, "markdown")) - len(sittings)
+        all_code = sources(notebook.cells, "code")
+        assert len(sources(cells, "code")) >= len(all_code) - 1 - len(asked)
         for page in sittings:
             assert page.notebook.cells[0].source.startswith(f"# {page.title}")
 
@@ -128,9 +121,7 @@ def test_each_question_has_one_right_answer_and_that_is_the_runs() -> None:
 def test_a_heading_leads_to_the_page_of_its_sitting() -> None:
     for lesson in LESSONS:
         for page in lesson_pages.pages(lesson):
-            text = "\n".join(
-                cell.source for cell in page.notebook.cells if cell.cell_type == "markdown"
-            )
+            text = "\n".join(sources(page.notebook.cells, "markdown"))
             found = {lesson_pages.slug(one) for one in re.findall(r"^#{1,3} (.+)$", text, re.M)}
             ours = {a for name, a in lesson_pages.headings(lesson).values() if name == page.name}
             assert ours <= found, page.name
