@@ -3,19 +3,15 @@
 import inspect
 import math
 import re
-from collections.abc import Sequence
 
 import pytest
 import torch
-from learners import PROMPT_IDS
 from tokenizers import Tokenizer
 from torch import Tensor
 from traces import items, words
 
 from tutorial_engine.cache.blocks import BlockManager
-from tutorial_engine.cache.paged import PagedKVCache
 from tutorial_engine.cache.rows import StaticKVCache
-from tutorial_engine.engine.clock import VirtualClock
 from tutorial_engine.engine.engine import EngineConfig, LLMEngine
 from tutorial_engine.engine.request import Request
 from tutorial_engine.engine.runner import decode, prefill
@@ -24,12 +20,9 @@ from tutorial_engine.learn.bugs import BUGS_01, Zoo, diff, edited, planted, zoo
 from tutorial_engine.learn.bugs_02 import BUGS_02
 from tutorial_engine.learn.bugs_03 import BUGS_03
 from tutorial_engine.learn.bugs_04 import (
-    BUGS_04,
-    Seen,
     StaleBlocks,
-    stress,
 )
-from tutorial_engine.learn.eager_pages import EagerPages, cost, crowd, drama, tokens
+from tutorial_engine.learn.eager_pages import cost, drama, tokens
 from tutorial_engine.model import attention as attention_module
 from tutorial_engine.model.attention import NaiveAttention, naive_attention
 from tutorial_engine.model.batch import Batch
@@ -178,47 +171,7 @@ def test_a_stale_block_gives_one_user_the_text_of_another(
     assert same.blocks and not same.stale, "found, and rightly"
 
 
-# -- the bug zoo ------------------------------------------------------------------------------
-
-# bug -> the tests that see it; every bug is seen by another one
-SEEN: dict[str, set[str]] = {
-    "no bug": set(),
-    "a taken block keeps its hash": {"small_pool", "found", "integrity"},
-    "a hash of own tokens only": {"together"},
-    "found too early": {"together"},
-    "a shared block is written": {"samples", "integrity"},
-    "blocks are freed head first": {"found"},
-}
-
-
-@pytest.fixture(scope="module")
-def rows(model: Qwen3ForCausalLM) -> list[Seen]:
-    return stress(model, PROMPT_IDS)
-
-
-def test_table_has_a_row_for_each_bug(rows: Sequence[Seen]) -> None:
-    assert [row.bug for row in rows] == ["no bug", *BUGS_04] == list(SEEN)
-    assert rows[0] == Seen("no bug", "3 of 3", "5 of 5", "3 of 3", "4 of 4", 8, "fine")
-
-
-@pytest.mark.parametrize("name", SEEN)
-def test_a_bug_of_blocks_is_seen_by_some_tests_and_never_alone(
-    rows: Sequence[Seen], name: str
-) -> None:
-    right = rows[0]._asdict()
-    got = next(row for row in rows if row.bug == name)._asdict()
-    assert {test for test in got if got[test] != right[test]} - {"bug"} == SEEN[name], got
-    assert got["alone"] == "3 of 3"
-
-
 # -- the naive admission: right tokens, and what they cost -----------------------------------------
-
-
-def test_eager_admission_throws_one_request_out_four_times(model: Qwen3ForCausalLM) -> None:
-    eager, right = (crowd(pages, model, PROMPT_IDS) for pages in (EagerPages, PagedKVCache))
-    assert cost(eager)[:4] == (22, 6, {"B": 4, "C": 2}, 27)
-    assert cost(right)[:4] == (23, 2, {"B": 1, "C": 1}, 16)
-    assert tokens(eager) == tokens(right) and len(tokens(right)) == 3
 
 
 def test_the_drama_is_one(model: Qwen3ForCausalLM, tokenizer: Tokenizer) -> None:
@@ -230,16 +183,9 @@ def test_the_drama_is_one(model: Qwen3ForCausalLM, tokenizer: Tokenizer) -> None
     assert good.num_preemptions == 0 == good.num_recomputed and bad.preempted.keys() == {"E"}
     assert bad.num_tokens > 5 * good.num_tokens and bad.milliseconds > 3 * good.milliseconds
     assert bad.num_tokens - bad.num_recomputed == good.num_tokens
-    clock = VirtualClock()
-    for trace, found in ((right, good), (eager, bad)):
-        seconds = found.num_steps * clock.per_forward + found.num_tokens * clock.per_token
-        assert found.milliseconds == pytest.approx(1000 * seconds)
+    for trace in (right, eager):
         ended = {e.request_id: e.time for e in trace.events if isinstance(e, Finished)}
         assert max(ended, key=lambda name: ended[name]) == "E"
-    kept = drama(model, tokenizer, prefix_caching=True)
-    assert [tokens(trace) for trace in kept.values()] == [tokens(trace) for trace in runs.values()]
-    patient, eager = (cost(trace) for trace in kept.values())
-    assert eager.num_preemptions and eager.num_tokens < 1.2 * patient.num_tokens
 
 
 def test_a_box_too_narrow_for_hatching_has_a_cross(

@@ -139,7 +139,6 @@ def test_what_is_imported_is_asked_for() -> None:
 
 def test_environment_is_one_python_from_conda_forge_and_the_rest_by_pip() -> None:
     environment = yaml.safe_load((ROOT / "environment.yml").read_text())
-    assert environment["channels"] == ["conda-forge"]
     python, pip, section = environment["dependencies"]
     version = re.fullmatch(r"python=(3\.\d+)", python)
     assert version and pip == "pip", "Python's packages are left to pip"
@@ -166,16 +165,12 @@ def targets() -> set[str]:
 def test_workflows_run_what_the_makefile_has_on_every_python() -> None:
     flows = {f.stem: yaml.safe_load(f.read_text()) for f in GITHUB.glob("workflows/*.yml")}
     for flow in flows.values():
-        assert flow["permissions"]["contents"] == "read"
         for job in flow["jobs"].values():
             for step in job["steps"]:
-                assert ("run" in step) != ("uses" in step)
                 for called in re.findall(r"^\s*make ([\w-]+)", step.get("run", ""), re.M):
                     assert called in targets()
     tests = flows["test"]["jobs"]
     assert {*tests["test"]["strategy"]["matrix"]["python"]} == named_pythons()
-    assert {"push", "pull_request"} <= flows["test"][True].keys(), "YAML reads `on` as true"
-    assert flows["test"]["env"]["PIP_EXTRA_INDEX_URL"].endswith("/whl/cpu")
     assert tests["browser"]["env"]["REQUIRE_BROWSER"] == 1
     site = flows["pages"]["jobs"]["site"]["steps"]
     (path,) = (step["with"]["path"] for step in site if "upload-pages" in step.get("uses", ""))
