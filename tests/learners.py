@@ -10,12 +10,6 @@ from transformers import AutoModelForCausalLM
 from tutorial_engine.learn.verdict import Verdict
 from tutorial_engine.model import TINY
 
-PROMPT_IDS = [  # the three prompts of the notebooks
-    [389, 390, 259, 387, 475, 296, 259, 333, 423, 14],
-    [34, 274, 296, 259, 339, 396, 14],
-    [47, 285, 313],
-]
-
 
 class Spy:
     """A function under its own name that keeps what it was called with, and what it said."""

@@ -272,8 +272,6 @@ ATTENTION_SLIPS = slips_of(  # what is found in the shares of an answer
         divided by 1, and √D is 2.83 here; D is the size of the last axis ▸ k.shape[-1] ** 0.5
     ** 0.5 →
         divided by 8, and √D is 2.83 here
-    k.shape[-1] → len(k)
-        divided by 2.24, and √D is 2.83 here
     k.shape[-1] → 8
         divided by 2.83, and √D is 2 here
     """,
@@ -571,8 +569,6 @@ TRANSPLANT_SLIPS = slips_of(  # told by what of the memory is the donor's
     if "K" in which → if True
     if "V" in which → if True
         copied: K of slot 4 in layer 2 and V of slot 4 in layer 2
-    if "V" → elif "V"
-        asked: K of slots 0 and 3 in layer 4 and V of slots 0 and 3 in layer 4; copied: K of slots
     "K" in which → which == "K"
     "V" in which → which == "V"
         copied: nothing; of "KV" each letter counts
@@ -582,12 +578,6 @@ TRANSPLANT_SLIPS = slips_of(  # told by what of the memory is the donor's
     k[slots] = donor_k[slots] → k[slots[0]] = donor_k[slots[0]]
     v[slots] = donor_v[slots] → v[slots[0]] = donor_v[slots[0]]
         asked: V of slots 2 and 5 in layer 0; copied: V of slot 5 in layer 0
-    k[slots] = donor_k[slots] → k[1] = donor_k[1]
-    v[slots] = donor_v[slots] → v[1] = donor_v[1]
-        copied: K of slot 1 in layer 2
-    memory[layer] → memory[3]
-    donor[layer] → donor[3]
-        copied: K of slot 4 in layer 3
     """,
 )
 FLOOR_SLIPS = slips_of(  # told by an amount that is counted alone
@@ -595,18 +585,10 @@ FLOOR_SLIPS = slips_of(  # told by an amount that is counted alone
     """
     2 * num → 4 * num
         it counts 28,000,000,000 FLOPs in place of 14,000,000,000; two for each weight and token
-    * num_tokens →
-        it counts 2,000,000,000 FLOPs in place of 14,000,000,000
-    max(2 * num_weights * num_tokens / peak, ( → ((
-        it counts 0 FLOPs in place of 14,000,000,000
-    4 * num_weights + kv_bytes) / bandwidth) → 0))
-        of 1,000,000,000 weights and 7 tokens it counts 0 bytes in place of 4,000,000,000
     4 * num → 2 * num
         it counts 2,000,000,000 bytes in place of 4,000,000,000; a weight in fp32 has 4 bytes
     (4 * num_weights + kv_bytes) → ((4 * num_weights + kv_bytes) * num_tokens)
         it counts 28,000,000,000 bytes in place of 4,000,000,000; a weight in fp32 has 4 bytes, and
-    + kv_bytes → + 2 * kv_bytes
-        of 100,000,000 kv_bytes it counts 200,000,000 bytes in place of 100,000,000
     + kv_bytes →
         of 100,000,000 kv_bytes it counts 0 bytes
     """,
