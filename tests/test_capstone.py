@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
-from tutorial_engine.cache import CellKVCache, PagedKVCache, StaticKVCache
+from tutorial_engine.cache import PagedKVCache, StaticKVCache
 from tutorial_engine.engine import EngineConfig, LLMEngine
 from tutorial_engine.engine.policies import OneByOne
 from tutorial_engine.learn import capstone
@@ -52,10 +52,6 @@ def pages(model: Qwen3ForCausalLM, limits: Limits) -> Adapted:
 
 def many_pages(model: Qwen3ForCausalLM, limits: Limits) -> Adapted:
     return Adapted(on(model, limits, PagedKVCache.from_config(model.config, num_blocks=200)))
-
-
-def cells(model: Qwen3ForCausalLM, limits: Limits) -> Adapted:
-    return Adapted(on(model, limits, CellKVCache.from_config(model.config, num_cells=200)))
 
 
 def own(model: Qwen3ForCausalLM, limits: Limits, tokenizer: Tokenizer | None = None) -> Adapted:
@@ -115,8 +111,8 @@ def policy(scheduler: Any) -> Factory:
 
 @pytest.mark.parametrize(
     "factory",
-    [package_engine, pages, cells, own, Scratch],
-    ids=["rows", "pages", "cells", "own", "from scratch"],
+    [package_engine, pages, own, Scratch],
+    ids=["rows", "pages", "own", "from scratch"],
 )
 def test_right_engines_are_accepted(factory: Factory, model: Qwen3ForCausalLM) -> None:
     report = check_engine(factory, SEED, rounds=1)

@@ -29,7 +29,6 @@ from tutorial_engine.learn.earlier import CHECKS as EARLIER
 from tutorial_engine.learn.own import PARTS
 from tutorial_engine.learn.own_memory import PARTS_04, PARTS_05
 from tutorial_engine.learn.own_scheduler import PARTS_03
-from tutorial_engine.learn.own_server import _names
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 from tutorial_engine.sampling.params import SamplingParams
 from tutorial_engine.trace.events import (
@@ -266,29 +265,6 @@ def test_learners_top_p_is_asked_for_each_token_that_is_drawn(serving: Serving) 
     assert said.endswith(DONE) and len(spy.calls) == 3 * TOKENS
 
 
-def test_learners_num_blocks_sizes_the_pool(serving: Serving) -> None:
-    server = serving.of("pages")
-    spy = serving.spied(server, "num_blocks")["num_blocks"]
-    run, said = serving.serve(server, memory_bytes=100_000, block_size=8)
-    serving.check_tokens(run)
-    assert spy.calls == [(100_000, 4, 2, 32, 4, 8)]
-    assert run.trace.settings["num_blocks"] == spy.answers[0]
-    assert "num_blocks (1 call)" in said
-
-
-def test_learners_visible_says_what_attention_reads(serving: Serving) -> None:
-    server = serving.of("cells")
-    spy = serving.spied(server, "visible")["visible"]
-    run, said = serving.serve(server)
-    serving.check_tokens(run)
-    assert count(run.trace, Preempted) > 0 and f"visible ({len(spy.calls)} calls)" in said
-    assert {call[1] for call in spy.calls} == {"A", "B", "C"}
-    assert all(
-        len(cells) == pos + 1 for cells, (*_, pos) in zip(spy.answers, spy.calls, strict=True)
-    )
-    assert all(len(call[0]) == 28 for call in spy.calls)
-
-
 @pytest.mark.parametrize("memory", SMALL)
 def test_samples_that_share_are_served_by_the_learners_parts(serving: Serving, memory: str) -> None:
     server = serving.of(memory)
@@ -518,4 +494,3 @@ def test_requests_may_come_over_time(serving: Serving) -> None:
     run = server.serve(PROMPTS, PARAMS, times=[0.5, 0.0, 9.0], **LIMITS)
     assert [output.metrics.arrival for output in run.outputs] == [0.5, 0.0, 9.0]
     assert {len(call[0]) + len(call[1]) for call in spy.calls} == {1}, "each finds an empty engine"
-    assert _names(28)[-3:] == ["Z", "A1", "B1"]

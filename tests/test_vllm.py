@@ -3,18 +3,15 @@
 `python -m tools.vllm.record_runs --check` asks vLLM itself.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
 from traces import check_words
 
-from tutorial_engine.cache import BlockManager, PagedKVCache
 from tutorial_engine.engine.clock import VirtualClock
 from tutorial_engine.lab.vllm import RUNS, record, recorded_run, serve_again
 from tutorial_engine.model.checkpoint import load_model, load_tokenizer
 from tutorial_engine.trace.events import (
-    Admitted,
     Event,
     Finished,
     FreeQueue,
@@ -23,7 +20,6 @@ from tutorial_engine.trace.events import (
 )
 from tutorial_engine.trace.history import Replay
 from tutorial_engine.viz import block_view, places, timeline
-from tutorial_engine.viz.block_facts import BlockRun
 from tutorial_engine.viz.recorded import labels
 from tutorial_engine.viz.scheduler_steps import SchedulerRun
 from tutorial_engine.viz.scheduler_view import SchedulerView
@@ -57,34 +53,6 @@ def test_the_queue_of_free_blocks_is_vllms_own(run: Trace) -> None:
             assert ours.free_queue(num_blocks) == event.blocks
         else:
             ours.apply(event)
-
-
-class ToTheEnd(BlockManager):
-    """vLLM's rule before its pull request 42656."""
-
-    def _give_back(self, table: Sequence[int]) -> None:
-        for block in reversed(table):
-            self.blocks[block].ref_cnt -= 1
-            if self.blocks[block].ref_cnt == 0:
-                self.free_queue[block] = None
-
-
-class Pages(PagedKVCache):
-    block_manager = ToTheEnd
-
-
-def test_a_pool_with_another_rule_is_drawn_as_it_is_and_loses_what_vllm_finds() -> None:
-    theirs, model = recorded_run("came_back"), load_model()
-    ours, other = (
-        serve_again(theirs, model, VirtualClock(), pages) for pages in (PagedKVCache, Pages)
-    )
-    found = [[e.num_cached for e in of(trace, Admitted)] for trace in (theirs, ours, other)]
-    assert found == [[0, 0, 0, 0, 0, 0, 32], [0, 0, 0, 0, 0, 0, 32], [0] * 7]
-    queues = [[e.blocks for e in of(trace, FreeQueue)] for trace in (theirs, ours, other)]
-    assert queues[0] == queues[1]
-    assert queues[2][2] == (2, 3, 4, 1, 0) and queues[2][14] == (0, 2, 3, 4, 1), "0 is next"
-    assert [step.free for step in BlockRun(other, {}).steps] == queues[2]
-    assert tokens(other) == tokens(theirs)
 
 
 def test_our_engine_says_the_same(run: Trace) -> None:
