@@ -13,7 +13,7 @@ from tutorial_engine.learn.own_memory import OwnBlocks
 from tutorial_engine.learn.own_memory import free as right_free
 from tutorial_engine.learn.own_memory import take as right_take
 from tutorial_engine.learn.parts import PartFailed, Parts, whole
-from tutorial_engine.learn.verdict import Explain, Verdict
+from tutorial_engine.learn.verdict import Verdict
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 from tutorial_engine.viz.leak_view import Leak, record_leak
 
@@ -172,13 +172,15 @@ TAKE_SLIPS: Slips = slips_of(
 )
 
 
-TAKE_ERRORS: Explain = {
-    "None": (
-        "you set hashes[block] to None and then look up hashes[block]: take the hash out of "
-        "`cached` first"
-    ),
-    KeyError: "the keys of `cached` are hashes, not blocks",
-}
+def _why_take_raised(error: Exception) -> str:
+    if not isinstance(error, KeyError):
+        return ""
+    if error.args == (None,):
+        return (
+            "you set hashes[block] to None and then look up hashes[block]: take the hash out of "
+            "`cached` first"
+        )
+    return "the keys of `cached` are hashes, not blocks"
 
 
 def _taken(
@@ -213,7 +215,7 @@ def check_take(take: Part) -> Verdict:
         otherwise=lambda got, want, *_: (
             f"then hashes is {got[2]}; expected block {want[0]}, hashes {want[2]}, cached {want[3]}"
         ),
-        explain=TAKE_ERRORS,
+        explain=_why_take_raised,
         then=then,
     )
 

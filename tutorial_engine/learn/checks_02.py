@@ -228,7 +228,7 @@ CACHE_ERRORS: Explain = {
 
 def _why_cache_raised(error: Exception) -> str:
     """A key that is no layer is a mistake of another kind."""
-    if isinstance(error, KeyError) and isinstance(error.args[0], int):
+    if isinstance(error, KeyError) and [type(key) for key in error.args] == [int]:
         return f"The first time, layer {error} has nothing old; ask first whether it has"
     return explained(error, CACHE_ERRORS)
 

@@ -191,10 +191,7 @@ def _why_no_plan(
 
 TIMES = (
     (0.0, tuple(0.262 + 0.064 * i for i in range(20))),
-    (
-        2.0,
-        (2.5, 3.0, 3.25, 5.25, 6.0, 7.0),
-    ),  # first and last gap, mean, median, least and most differ
+    (2.0, (2.5, 3.0, 3.25, 5.25, 6.0, 7.0)),  # gaps: first, last, mean and median all differ
     (1.0, (1.25, 1.5)),
 )
 
