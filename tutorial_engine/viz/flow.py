@@ -80,7 +80,10 @@ def cell(
     size: float = 11,
     **edge: Any,
 ) -> Piece:
-    """A slot or a token in a state of `cell_style`, with what it holds, cut to its width."""
+    """A slot or a token in a state of `cell_style`, with what it holds, cut to its width.
+
+    `one` is the look of its request: `request_look.look(i)` of the i-th, counted from 0.
+    """
 
     def draw(sheet: Sheet, name: str, x: float, y: float) -> None:
         sheet.cell(name, (x, y, wide, tall), state, one, tip, **edge)
