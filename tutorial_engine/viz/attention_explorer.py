@@ -17,8 +17,29 @@ from tutorial_engine.model.attention import AttentionBackend, NaiveAttention
 from tutorial_engine.model.batch import Batch
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 from tutorial_engine.viz.explorer import Explorer, button, number, text
-from tutorial_engine.viz.flow import Piece, bar, cell, column, over, panel, row, show, table, words
-from tutorial_engine.viz.parts import BOLD, DEAF, FAINT, GREY, RIGHT, Grid, Sheet, Style, shade
+from tutorial_engine.viz.flow import (
+    Piece,
+    bar,
+    cell,
+    column,
+    framed,
+    panel,
+    row,
+    show,
+    table,
+    words,
+)
+from tutorial_engine.viz.parts import (
+    BOLD,
+    DEAF,
+    FAINT,
+    MARGIN,
+    RIGHT,
+    Grid,
+    Sheet,
+    Style,
+    shade,
+)
 from tutorial_engine.viz.request_look import cut_to, tint
 from tutorial_engine.viz.scene import Scene
 from tutorial_engine.viz.style import BLUE, GREEN, INK, PAPER, QUIET, RED, RULE
@@ -175,11 +196,22 @@ class AttentionExplorer(Explorer):
         sheet.heading(f"layer {layer}, head {head}: row = query, column = key", size=14)
         place = "the last; " * (step == self.num_steps - 1) + "counted from 0"
         said = words(f"query {step} ({place})", 12, **FAINT).named("step")
-        scale = Piece(121, 12, lambda sheet, _, x, y: sheet.colour_scale("scale", (x, y, 121, 12)))
-        key = table([["share 0", scale, "1", "", cell(20, 12, "reserved", rx=0), "forbidden"]], 6)
-        right = panel("", key, self._row(step, best, weights[step]), gap=12)
+        self._key(sheet)
+        right = panel("", self._row(step, best, weights[step]))
         below = row(panel("", self._map(step, best, weights)), right, gap=42, align=1)
         return show(sheet, column(said, below), 28, "hover over the map or a bar to read its share")
+
+    def _key(self, sheet: Sheet) -> None:
+        """What the colours and the hatching mean, beside the heading."""
+        scale = Piece(121, 12, lambda sheet, _, x, y: sheet.colour_scale("scale", (x, y, 121, 12)))
+        least, most, later = (words(each, 11, **FAINT) for each in ("share 0", "1", "forbidden"))
+        x = WIDE - MARGIN
+        keys = row(cell(20, 12, "reserved", rx=0), later), row(least, scale, most)
+        for name, piece in zip(("later", "shares"), keys, strict=True):
+            x -= piece.wide
+            piece.draw(sheet, name, x, 8)
+            sheet.keys.insert(0, (x - 4, 5, piece.wide + 8, 20))
+            x -= 28
 
     def _map(self, step: int, best: int, weights: list[list[float]]) -> Piece:
         """The chosen query is framed; a long prompt names only it and the key it looks at most."""
@@ -249,42 +281,47 @@ class AttentionExplorer(Explorer):
             name, who = f"{key}  {self.labels[key]}", self._named("key", key)
             line = self._bar(name, who, weights[key], tall, **(BOLD if key == best else {}))
             hide = cell(NUMBERS, tall, "reserved", tip=f"{who}: later, hidden", rx=0, stroke="none")
-            lines.append(line if key <= step else [words(name, 12, 104, fill=RULE), hide])
+            lines.append(line if key <= step else [words(name, 12, 104, **FAINT), hide])
         if others > 0:
             rest, name = sum(weights) - sum(weights[key] for key in keys), f"{others} other keys"
             lines.append(self._bar(name, f"{name} together", rest, tall, **FAINT))
         bars = table(lines, 6, 0, (104, NUMBERS, 28), pitch, across=[1])._replace(tall=SIDE)
-        same, at = predicted[0][0] == self.ids[best], (keys.index(best) + 0.5) * pitch
+        looks = words(f"{self._named('query', step)} looks at", 12.5, 280, **BOLD)
+        ends = [words(each, 11, **FAINT) for each in ("", "0", "1")]
+        scale = table([ends], 0, 0, (110, 56, 56), across=[0, 0, 1])
+        left = column(looks._replace(wide=0), scale, bars, gap=3)
+        same = predicted[0][0] == self.ids[best]
+        heads = words("the model predicts", 12.5, **BOLD), words("as the next token", 12, **FAINT)
+        title = column(*heads, gap=0)
+        boxes = self._next(predicted, same)
+        right = column(title, *boxes, gap=8)
+        begin = left.tall - SIDE + (keys.index(best) + 0.5) * pitch
+        end = (left.tall - right.tall) / 2 + title.tall + 8 + boxes[0].tall / 2
 
         def lead(sheet: Sheet, name: str, x: float, y: float) -> None:
-            turns = ((2, at), (10, at), (10, 13), (33, 13))
+            turns = ((2, begin), (10, begin), (10, end), (33, end))
             sheet.arrow(name, [(x + right, y + down) for right, down in turns], GREEN, 2)
 
-        looks = words(f"{self._named('query', step)} looks at", 12.5, 280, **BOLD)
-        scale = table([["", "0", "1"]], 0, 0, (110, 56, 56), across=[0, 0, 1])
-        parts: list[list[Piece | str]] = [
-            [looks._replace(wide=0), "", words("the model predicts", 12.5, **BOLD)],
-            [scale, "", words("as the next token", 12, **FAINT)],
-            [bars, Piece(36, 0, lead).named("leads") if same else "", self._next(predicted, same)],
-        ]
-        return table(parts, 0, 3, (256, 36), align=0)
+        arrow = Piece(36, left.tall, lead if same else lambda *_: None).named("leads")
+        return row(left, arrow, right, gap=0)
 
     def _bar(self, name: str, who: str, weight: float, tall: float, **look: Any) -> list[Piece]:
         said = words(f"{weight:.2f}", 12, fill=INK if weight >= 0.1 else QUIET)
         shown = bar(weight, NUMBERS, BLUE, f"{who}: share {weight:.3f}", tall)
         return [words(name, 12, 104, **look), shown, said]
 
-    def _next(self, predicted: list[tuple[int, str, float]], same: bool) -> Piece:
+    def _next(self, predicted: list[tuple[int, str, float]], same: bool) -> list[Piece]:
         """The likeliest next tokens, and whether the first is what the head looks at most."""
         found = list[Piece]()
         for i, (_, label, p) in enumerate(predicted):
             tip, look = f"next token “{label}”: probability {p:.3f}", DEAF | ({} if i else BOLD)
-            said = words(label, 12.5, NEXT - 48, **look), words(f"{p:.2f}", 12.5, **look)
-            inside = table([said], 0, least=(NEXT - 44, 32), across=[0, 1])
-            found.append(over(bar(p, NEXT, tint(GREEN, 0.5), tip, 26), inside))
-        found[0] = over(cell(NEXT, 26, "written", GREY, rx=0), found[0])
+            said = words(label, 12.5, NEXT - 58, **look), words(f"{p:.2f}", 12.5, **look)
+            line = table([said], 0, least=(NEXT - 48, 32), across=[0, 1])
+            inside = column(line, bar(p, NEXT - 16, tint(GREEN, 0.5), tip, 5), gap=2)
+            edge = Style(stroke=RULE) if i else Style(stroke=INK, stroke_width=1.8)
+            found.append(framed(inside, NEXT, 8, fill=PAPER, **edge))
         told = words("= the token that this head looks at" * same, 12, NEXT, 2, **BOLD)
-        return column(*found, told.named("same"), gap=8)
+        return [*found, told._replace(tall=34).named("same")]
 
     def caption(self, step: int) -> str:
         """Where this query's attention goes, and what the model predicts after it, in numbers."""

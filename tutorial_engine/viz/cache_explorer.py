@@ -90,9 +90,9 @@ class CacheExplorer(Explorer):
         rows = table([self._row(step, i) for i in range(run.num_rows)], 3, 14)
         body = column(
             panel("", rows),
-            panel("", table(asked, 10, 0, (32, 126, 118, 220, 150, 273), 34)),
+            panel("", table(asked, 10, 0, (32, 126, 118, 220, 150, 273), 30)),
             self._account(step),
-            gap=14,
+            gap=26,
         )
         return show(sheet, body, 66, say("hover over a slot or a bar to read what it holds"))
 
@@ -103,6 +103,7 @@ class CacheExplorer(Explorer):
             words(say("position"), 11, **FAINT),
             row(who(name, one), words(say("row {row}", row=of), 11, **FAINT)),
             words(say("slot"), 11, **BOLD),
+            gap=8,
             across=1,
         )
         lead = lead._replace(wide=lead.wide + 6)
@@ -185,5 +186,5 @@ class CacheExplorer(Explorer):
             shown = bar(1, 210 * part, ink) if ink else cell(210 * part, 13, "reserved", rx=0)
             told = words(said, 11.5).named(f"sum{i}.n")
             lines.append([words(name, 11, **FAINT), row(shown, told)])
-        left, right = (table(lines[i : i + 2], 8, 4, (92, 290)) for i in (0, 2))
+        left, right = (table(lines[i : i + 2], 8, 4, (92, 290), across=[1]) for i in (0, 2))
         return row(panel(say("so far"), left), panel("", right), gap=100, align=1)

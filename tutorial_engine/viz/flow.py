@@ -215,6 +215,6 @@ def _cuts(stops: Sequence[float], wide: float) -> list[tuple[float, float]]:
 def show(sheet: Sheet, body: Piece, top: float, hint: str = "") -> Sheet:
     """Draw the body from `top` on (44 is below a heading), and leave a line for tips below it."""
     body.draw(sheet, "", MARGIN, top)
-    sheet.height = top + body.tall + (30 if hint else 10)
+    sheet.height = top + body.tall + (38 if hint else 10)
     sheet.tip_at, sheet.hint = (MARGIN, sheet.height - 10), hint
     return sheet
