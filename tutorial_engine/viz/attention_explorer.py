@@ -40,7 +40,7 @@ from tutorial_engine.viz.parts import (
     Style,
     shade,
 )
-from tutorial_engine.viz.request_look import cut_to, tint
+from tutorial_engine.viz.request_look import cut_to
 from tutorial_engine.viz.scene import Scene
 from tutorial_engine.viz.style import BLUE, GREEN, INK, PAPER, QUIET, RED, RULE
 from tutorial_engine.viz.tokens import token_labels, token_names
@@ -51,7 +51,7 @@ MAX_BARS = 24  # a longer prompt has bars for its largest weights only
 MAX_NAMES = 30  # a longer prompt names only the chosen row and column of the map
 LEVELS = 64  # colours of the small cells of such a map
 SHOWN = 3  # predictions
-WIDE, SIDE, NAMES, ABOVE = 1000.0, 408.0, 100.0, 78.0  # picture, map, names of its rows and columns
+WIDE, SIDE, NAMES, ABOVE = 1000.0, 408.0, 100.0, 72.0  # picture, map, names of its rows and columns
 SIZE = 13.0  # of their letters: on a screen of 390 pixels they are 9 high
 NUMBERS, NEXT = 112.0, 138.0  # how wide the bars and the predictions are
 
@@ -199,7 +199,9 @@ class AttentionExplorer(Explorer):
         self._key(sheet)
         right = panel("", self._row(step, best, weights[step]))
         below = row(panel("", self._map(step, best, weights)), right, gap=42, align=1)
-        return show(sheet, column(said, below), 28, "hover over the map or a bar to read its share")
+        return show(
+            sheet, column(said, below, gap=0), 28, "hover over the map or a bar to read its share"
+        )
 
     def _key(self, sheet: Sheet) -> None:
         """What the colours and the hatching mean, beside the heading."""
@@ -299,7 +301,7 @@ class AttentionExplorer(Explorer):
         end = (left.tall - right.tall) / 2 + title.tall + 8 + boxes[0].tall / 2
 
         def lead(sheet: Sheet, name: str, x: float, y: float) -> None:
-            turns = ((2, begin), (10, begin), (10, end), (33, end))
+            turns = ((6, begin), (14, begin), (14, end), (33, end))
             sheet.arrow(name, [(x + right, y + down) for right, down in turns], GREEN, 2)
 
         arrow = Piece(36, left.tall, lead if same else lambda *_: None).named("leads")
@@ -317,7 +319,7 @@ class AttentionExplorer(Explorer):
             tip, look = f"next token “{label}”: probability {p:.3f}", DEAF | ({} if i else BOLD)
             said = words(label, 12.5, NEXT - 58, **look), words(f"{p:.2f}", 12.5, **look)
             line = table([said], 0, least=(NEXT - 48, 32), across=[0, 1])
-            inside = column(line, bar(p, NEXT - 16, tint(GREEN, 0.5), tip, 5), gap=2)
+            inside = column(line, bar(p, NEXT - 16, GREEN, tip, 6), gap=2)
             edge = Style(stroke=RULE) if i else Style(stroke=INK, stroke_width=1.8)
             found.append(framed(inside, NEXT, 8, fill=PAPER, **edge))
         told = words("= the token that this head looks at" * same, 12, NEXT, 2, **BOLD)

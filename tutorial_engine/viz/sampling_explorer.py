@@ -237,14 +237,14 @@ class SamplingExplorer(Explorer):
         sheet = Sheet(WIDTH, 0)
         sheet.heading(f"{where}, {now.num_kept} of {tokens(len(self.logits))} can be drawn")
         prompt = cut_to(self.value("prompt"), 700, 12)
+        stages = row(*(self._stage(i, step) for i in range(len(self.stages))), gap=2)
         above = column(
             words(f"the token after “{prompt}”", **FAINT).named("prompt"),
             words("in this order", **BOLD),
-            row(*(self._stage(i, step) for i in range(len(self.stages))), gap=2),
-            self._mass(step),
-            gap=9,
+            stages,
+            gap=5,
         )
-        body = column(above, self._lines(step), gap=14)
+        body = column(above, self._mass(step), self._lines(step), gap=14)
         return show(sheet, body, 31, "hover over a bar to read its numbers")
 
     def _stage(self, i: int, step: int) -> Piece:
@@ -294,6 +294,7 @@ class SamplingExplorer(Explorer):
         key = row(bar(1, 2.5, INK, tall=13), words("expected", 11, **FAINT))
         after = f"after {now.name}" if step else "no filter yet"
         heads = [words(""), words("the model", **BOLD), words(""), words(after, **BOLD), words("")]
+        heads[0] = heads[0]._replace(tall=30)  # the line stands apart from the first token's
         lines = [[*heads, row(head, *[key] * (count > 0), gap=14)._replace(wide=0)]]
         probs = first.probs[shown].tolist(), now.probs[shown].tolist(), now.kept[shown].tolist()
         for i, (before, left, is_kept) in enumerate(zip(*probs, strict=True)):
