@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -32,6 +33,7 @@ from tutorial_engine.model.batch import Batch
 from tutorial_engine.model.checkpoint import load_model
 from tutorial_engine.model.fast import (
     PACK_FROM,
+    ColumnLinear,
     CpuRMSNorm,
     FusedRMSNorm,
     PackedLinear,
@@ -44,6 +46,7 @@ from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 from tutorial_engine.model.rope import RotaryEmbedding, apply_rope, inverse_frequencies
 
 LENGTHS = [1, 40, 7, 13]
+LAYERS = ["textbook", "packed", "by columns"]
 BACKENDS = {"naive": NaiveAttention(), "sdpa": SdpaAttention(), "in blocks": BlockedAttention()}
 
 
@@ -69,18 +72,18 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return Case(folder, sequences, logits, reference.num_parameters())
 
 
-def load(folder: Path, fast: bool, dtype: torch.dtype = torch.float32) -> Qwen3ForCausalLM:
-    """With the layers of layers.py, or every twin that there is, however small the matrices are."""
+def load(folder: Path, layers: str, dtype: torch.dtype = torch.float32) -> Qwen3ForCausalLM:
+    """With the layers of layers.py, or with all twins, every matrix packed or by columns."""
     model = load_model(folder, dtype=dtype, fast=False)
-    if fast:
-        use_fast_layers(model, pack_from=0)
+    if layers != "textbook":
+        use_fast_layers(model, pack_from=0 if layers == "packed" else sys.maxsize)
     return model
 
 
-@pytest.mark.parametrize("fast", [True, False])
+@pytest.mark.parametrize("layers", LAYERS)
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_logits_equal_transformers(case: Case, backend: str, fast: bool) -> None:
-    ours = load(case.folder, fast)
+def test_logits_equal_transformers(case: Case, backend: str, layers: str) -> None:
+    ours = load(case.folder, layers)
     assert ours.num_parameters() == case.num_parameters
     logits = our_logits(ours, case.sequences, BACKENDS[backend])
     assert largest_difference(logits, case.logits) <= fp32_tolerance(case.logits)
@@ -99,10 +102,10 @@ def test_attention_weights_equal_transformers(checkpoint: Path) -> None:
     assert not seen
 
 
-@pytest.mark.parametrize("fast", [True, False])
+@pytest.mark.parametrize("layers", LAYERS)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_bf16_is_as_near_to_the_truth_as_transformers(
-    checkpoint: Path, backend: str, fast: bool
+    checkpoint: Path, backend: str, layers: str
 ) -> None:
     """Measured against the same bf16 weights computed in fp32, which is the truth here.
 
@@ -114,7 +117,7 @@ def test_bf16_is_as_near_to_the_truth_as_transformers(
     half = load_reference(checkpoint, torch.bfloat16)
     theirs = reference_logits(half, sequences)
     truth = reference_logits(half.float(), sequences)
-    model = load(checkpoint, fast, torch.bfloat16)
+    model = load(checkpoint, layers, torch.bfloat16)
     ours = our_logits(model, sequences, BACKENDS[backend])
     assert ours.dtype == torch.float32
     our_error, their_error = (ours - truth).norm(), (theirs - truth).norm()
@@ -166,14 +169,17 @@ def test_rms_norm_equals_transformers(
     assert torch.equal(x + residual, want), "x and the residual stay as they were"
 
 
-def test_a_twin_keeps_the_hooks_of_its_layer() -> None:
+@pytest.mark.parametrize(
+    ("pack_from", "linear"),
+    [(17, ColumnLinear), pytest.param(16, PackedLinear, marks=needs_onednn)],
+)
+def test_a_twin_keeps_the_hooks_of_its_layer(pack_from: int, linear: type[nn.Module]) -> None:
     parent, called = nn.Sequential(Linear(4, 4), RMSNorm(4)).requires_grad_(False), []
     handles = [m.register_forward_hook(lambda m, *_: called.append(type(m))) for m in parent]
-    use_fast_layers(parent, pack_from=0)
+    use_fast_layers(parent, pack_from)
     parent(torch.zeros(1, 4))
     handles[1].remove()
     parent(torch.zeros(1, 4))
-    linear = PackedLinear if can_prepack(CPU, torch.float32) else Linear
     assert called == [linear, CpuRMSNorm, linear]
 
 
@@ -188,9 +194,10 @@ def test_which_layers_have_a_faster_twin(monkeypatch: pytest.MonkeyPatch) -> Non
     large = Linear(PACK_FROM // 16, 16).requires_grad_(False)
     assert (type(fast_twin(large)) is PackedLinear) == possible
     meta, half = (copy.deepcopy(large).to(to) for to in ("meta", torch.float16))
-    small = (Linear(PACK_FROM // 16 - 1, 16), Mine(PACK_FROM // 16, 16), nn.Identity())
-    for layer in (meta, half, *small, RMSNorm(4).bfloat16()):
+    for layer in (meta, half, Mine(PACK_FROM // 16, 16), nn.Identity(), RMSNorm(4).bfloat16()):
         assert fast_twin(layer) is layer
+    twin = fast_twin(Linear(PACK_FROM // 16 - 1, 16))
+    assert type(twin) is ColumnLinear and fast_twin(twin) is twin
     twin = fast_twin(RMSNorm(4))
     assert type(twin) is CpuRMSNorm and fast_twin(twin) is twin
     twin = fast_twin(RMSNorm(4).to("meta", torch.bfloat16))  # where a GPU is, one kernel
@@ -200,15 +207,17 @@ def test_which_layers_have_a_faster_twin(monkeypatch: pytest.MonkeyPatch) -> Non
     assert not can_prepack(CPU, torch.float32) and fast_twin(large) is large
 
 
-@needs_onednn
+@pytest.mark.parametrize("kind", [ColumnLinear, pytest.param(PackedLinear, marks=needs_onednn)])
 @pytest.mark.parametrize("bias", [False, True])
-def test_weights_of_a_packed_linear_come_back_bit_for_bit(bias: bool) -> None:
+def test_weights_of_a_twin_come_back_bit_for_bit(kind: type[Any], bias: bool) -> None:
     """What it computes is compared above, in whole models."""
     plain = Linear(17, 33, bias).requires_grad_(False)
     plain.weight.normal_()
-    packed = PackedLinear(plain)
-    assert [name for name, _ in packed.named_parameters()] == ["bias"] * bias
-    got, want = packed.state_dict(), plain.state_dict()
+    twin = kind(plain)
+    names = ["weight"] * (kind is ColumnLinear) + ["bias"] * bias
+    assert [name for name, _ in twin.named_parameters()] == names
+    assert plain.weight.is_contiguous() and twin.weight.shape == plain.weight.shape
+    got, want = twin.state_dict(), plain.state_dict()
     assert got.keys() == want.keys() and all(torch.equal(got[name], want[name]) for name in want)
 
 
@@ -233,7 +242,7 @@ class Zero(nn.Module):
         return torch.zeros_like(x)
 
 
-@pytest.fixture(params=[False, True], ids=["textbook", "fast"])
+@pytest.fixture(params=LAYERS)
 def loaded(request: pytest.FixtureRequest, checkpoint: Path) -> Qwen3ForCausalLM:
     return load(checkpoint, request.param)
 

@@ -7,6 +7,7 @@ has to change. Knows runners, the engine and its memories from outside.
 
 import math
 import random
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -170,16 +171,21 @@ def our_paths(model: Qwen3ForCausalLM, max_len: int = 128) -> dict[str, LedgerPa
 def layer_paths(model: Qwen3ForCausalLM) -> dict[str, LedgerPath]:
     """Name → path without a cache, as the reference: the layers of `layers.py`, and their twins.
 
-    All twins that there are, `PackedLinear` for matrices of every size.
+    Of Linear there are two, each for matrices of every size: packed, and by columns.
     """
-    plain, fast = (without_weights(model.config) for _ in range(2))
-    for twin in (plain, fast):  # the same weights; of packed ones, a plain copy
+
+    def path(pack_from: int | None) -> LedgerPath:
+        twin = without_weights(model.config)  # the same weights; of packed ones, a plain copy
         twin.load_state_dict(model.state_dict(), assign=True)
         twin.requires_grad_(False).eval()
-    use_fast_layers(fast, pack_from=0)
+        if pack_from is not None:
+            use_fast_layers(twin, pack_from)
+        return loop_path(lambda _: run_without_cache(twin))
+
     return {
-        "textbook layers": loop_path(lambda _: run_without_cache(plain)),
-        "fast layers": loop_path(lambda _: run_without_cache(fast)),
+        "textbook layers": path(None),
+        "fast layers, weights packed": path(0),
+        "fast layers, weights by columns": path(sys.maxsize),
     }
 
 

@@ -14,14 +14,14 @@ from torch import Tensor, nn
 
 from tutorial_engine.model.layers import Linear, RMSNorm
 
-PACK_FROM = 2**20  # weights of a matrix from which oneDNN's layout is the faster one
+PACK_FROM = 2**20  # weights of a matrix from which oneDNN's layout is the fastest one
 
 
 def use_fast_layers(model: nn.Module, pack_from: int = PACK_FROM) -> None:
     """Swap the layers of a model for the twins that are faster where it lies. Inference only.
 
-    A Linear of fewer than `pack_from` weights stays: in the processor's caches, the plain layout
-    is as fast. The model cannot be moved, cast or copied afterwards.
+    A Linear of `pack_from` weights or more is packed: such a model cannot be moved, cast or copied
+    afterwards. A smaller one is laid out by columns.
     """
     for name, layer in list(model.named_children()):
         use_fast_layers(layer, pack_from)
@@ -30,9 +30,10 @@ def use_fast_layers(model: nn.Module, pack_from: int = PACK_FROM) -> None:
 
 def fast_twin(layer: nn.Module, pack_from: int = PACK_FROM) -> nn.Module:
     """The fastest that we have for a layer, by its device and dtype; else the layer itself."""
-    if type(layer) is Linear and layer.weight.numel() >= pack_from:
-        if can_prepack(layer.weight.device, layer.weight.dtype):
-            return PackedLinear(layer)
+    if type(layer) is Linear and layer.weight.numel() < pack_from:
+        return ColumnLinear(layer) if layer.weight.is_cpu else layer
+    elif type(layer) is Linear and can_prepack(layer.weight.device, layer.weight.dtype):
+        return PackedLinear(layer)
     elif type(layer) is RMSNorm and not layer.weight.is_cpu:
         return FusedRMSNorm(layer)
     elif type(layer) is RMSNorm and layer.weight.dtype == torch.float32:
@@ -51,6 +52,19 @@ def can_prepack(device: torch.device, dtype: torch.dtype) -> bool:
     except (AttributeError, RuntimeError, NotImplementedError):
         return False
     return True
+
+
+class ColumnLinear(Linear):
+    """A Linear whose W [out, in] lies in memory column by column.
+
+    One row of x then takes the weights in the order in which they lie, and the processor can fetch
+    them ahead: a step of a small model finds little of them in its caches.
+    """
+
+    def __init__(self, linear: Linear) -> None:
+        self.__dict__.update(linear.__dict__)  # sizes and hooks
+        weight = nn.Parameter(linear.weight.detach().t().contiguous().t(), requires_grad=False)
+        self._parameters = {"weight": weight, "bias": linear.bias}
 
 
 class PackedLinear(Linear):
