@@ -194,12 +194,13 @@ def test_which_layers_have_a_faster_twin(monkeypatch: pytest.MonkeyPatch) -> Non
     large = Linear(PACK_FROM // 16, 16).requires_grad_(False)
     assert (type(fast_twin(large)) is PackedLinear) == possible
     meta, half = (copy.deepcopy(large).to(to) for to in ("meta", torch.float16))
-    for layer in (meta, half, Mine(PACK_FROM // 16, 16), nn.Identity(), RMSNorm(4).bfloat16()):
+    for layer in (meta, half, Mine(PACK_FROM // 16, 16), nn.Identity(), RMSNorm(4).half()):
         assert fast_twin(layer) is layer
     twin = fast_twin(Linear(PACK_FROM // 16 - 1, 16))
     assert type(twin) is ColumnLinear and fast_twin(twin) is twin
-    twin = fast_twin(RMSNorm(4))
-    assert type(twin) is CpuRMSNorm and fast_twin(twin) is twin
+    for dtype in DTYPES:
+        twin = fast_twin(RMSNorm(4).to(dtype))
+        assert type(twin) is CpuRMSNorm and fast_twin(twin) is twin
     twin = fast_twin(RMSNorm(4).to("meta", torch.bfloat16))  # where a GPU is, one kernel
     assert type(twin) is FusedRMSNorm and fast_twin(twin) is twin
 

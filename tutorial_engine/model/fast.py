@@ -36,7 +36,7 @@ def fast_twin(layer: nn.Module, pack_from: int = PACK_FROM) -> nn.Module:
         return PackedLinear(layer)
     elif type(layer) is RMSNorm and not layer.weight.is_cpu:
         return FusedRMSNorm(layer)
-    elif type(layer) is RMSNorm and layer.weight.dtype == torch.float32:
+    elif type(layer) is RMSNorm and layer.weight.dtype in (torch.float32, torch.bfloat16):
         return CpuRMSNorm(layer)
     return layer
 
@@ -126,7 +126,7 @@ class FusedRMSNorm(RMSNorm):
 
 
 class CpuRMSNorm(RMSNorm):
-    """RMSNorm in fp32 in the fewest operations that a CPU has for it: mean(x²) from one norm."""
+    """RMSNorm in the fewest operations that a CPU has for it: mean(x²) from one norm, in fp32."""
 
     def __init__(self, norm: RMSNorm) -> None:
         self.__dict__.update(norm.__dict__)  # the same weight, and the same hooks
@@ -134,10 +134,11 @@ class CpuRMSNorm(RMSNorm):
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
         """As RMSNorm."""
-        if x.dtype != torch.float32 or not x.is_cpu:  # the model was cast or moved since
+        if not x.is_cpu:  # the model was moved since
             return super().forward(x, residual)
         total = x if residual is None else x + residual
-        length = torch.linalg.vector_norm(total, dim=-1, keepdim=True)  # sqrt(sum(x²))
+        x32 = total.float()
+        length = torch.linalg.vector_norm(x32, dim=-1, keepdim=True)  # sqrt(sum(x²))
         mean = torch.addcmul(self.eps32, length, length, value=1 / total.shape[-1])
-        normed = (total * mean.rsqrt_()).mul_(self.weight)
+        normed = (x32 * mean.rsqrt_()).mul_(self.weight).to(total.dtype)
         return normed if residual is None else (normed, total)
