@@ -370,7 +370,7 @@ def check_words(shown: Picture | Scene, widest: float = 1000) -> None:
     """AssertionError for words that are too small, cut off, or written over others."""
     svg = shown.svg if isinstance(shown, Picture) else shown.svg()
     width, height = (float(ET.fromstring(svg).attrib[key]) for key in ("width", "height"))
-    assert width <= widest
+    assert width <= widest, f"{width:.0f} pixels wide: fold what is longer"
     seen = sorted(words(shown), key=lambda one: one.top)
     for i, one in enumerate(seen):
         assert one.size >= 9, one

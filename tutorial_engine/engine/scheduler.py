@@ -214,7 +214,9 @@ class Scheduler:
             )
         names = [item.request.request_id for item in scheduled]
         if len(set(names)) < len(names):
-            raise ValueError(f"{policy}.schedule planned a request twice in one step: {names}")
+            raise ValueError(
+                f"{policy}.schedule planned a request twice in one step: {names}: each runs once"
+            )
         if not scheduled:
             overridden = vars(type(self)).keys() if type(self) is not Scheduler else ()
             own = [name for name in overridden if callable(getattr(Scheduler, name, None))]

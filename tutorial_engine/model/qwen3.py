@@ -43,7 +43,7 @@ class Qwen3Attention(nn.Module):
         out = attention.attend(self.layer, q, k, v, batch)  # [T, H, D]
         got = list(out.shape) if isinstance(out, Tensor) else type(out).__name__
         assert got == list(q.shape), (
-            f"{type(attention).__name__}.attend gave {got}, {list(q.shape)} is wanted"
+            f"{type(attention).__name__}.attend gave {got}, {list(q.shape)} is wanted: [T, H, D]"
         )
         return self.o_proj(out.flatten(1))
 

@@ -80,7 +80,7 @@ def cell(
     size: float = 11,
     **edge: Any,
 ) -> Piece:
-    """A slot or a token in a state of `cell_style`, with what it holds, cut to its width.
+    """A slot or a token in a state of `parts.cell_style`, with what it holds, cut to its width.
 
     `one` is the look of its request: `request_look.look(i)` of the i-th, counted from 0.
     """
@@ -213,7 +213,11 @@ def _cuts(stops: Sequence[float], wide: float) -> list[tuple[float, float]]:
 
 
 def show(sheet: Sheet, body: Piece, top: float, hint: str = "") -> Sheet:
-    """Draw the body from `top` on (44 is below a heading), and leave a line for tips below it."""
+    """Draw the body from `top` on (44 is below a heading), and leave a line for tips below it.
+
+    A view makes a `Sheet` of its body's width and two margins, writes `heading` and `legend` (which
+    returns where its last line stands), and calls this.
+    """
     body.draw(sheet, "", MARGIN, top)
     sheet.height = top + body.tall + (38 if hint else 10)
     sheet.tip_at, sheet.hint = (MARGIN, sheet.height - 10), hint
