@@ -137,8 +137,9 @@ class CpuRMSNorm(RMSNorm):
         if not x.is_cpu:  # the model was moved since
             return super().forward(x, residual)
         total = x if residual is None else x + residual
-        x32 = total.float()
+        x32 = total if total.dtype == torch.float32 else total.float()
         length = torch.linalg.vector_norm(x32, dim=-1, keepdim=True)  # sqrt(sum(x²))
         mean = torch.addcmul(self.eps32, length, length, value=1 / total.shape[-1])
-        normed = (x32 * mean.rsqrt_()).mul_(self.weight).to(total.dtype)
+        normed = (x32 * mean.rsqrt_()).mul_(self.weight)
+        normed = normed if x32 is total else normed.to(total.dtype)
         return normed if residual is None else (normed, total)
