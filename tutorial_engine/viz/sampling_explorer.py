@@ -293,8 +293,8 @@ class SamplingExplorer(Explorer):
         head = words(f"{counted(count, 'draw')}, seed {self.value('seed')}", **BOLD).named("draws")
         key = row(bar(1, 2.5, INK, tall=13), words("expected", 11, **FAINT))
         after = f"after {now.name}" if step else "no filter yet"
-        heads = [words(""), words("the model", **BOLD), words(""), words(after, **BOLD), words("")]
-        heads[0] = heads[0]._replace(tall=30)  # the line stands apart from the first token's
+        high = words("")._replace(tall=30)  # the heads stand apart from the first token's line
+        heads = [high, words("the model", **BOLD), words(""), words(after, **BOLD), words("")]
         lines = [[*heads, row(head, *[key] * (count > 0), gap=14)._replace(wide=0)]]
         probs = first.probs[shown].tolist(), now.probs[shown].tolist(), now.kept[shown].tolist()
         for i, (before, left, is_kept) in enumerate(zip(*probs, strict=True)):
