@@ -35,6 +35,7 @@ from tutorial_engine.viz.parts import (
     FAINT,
     MARGIN,
     RIGHT,
+    SHADE,
     Grid,
     Sheet,
     Style,
@@ -200,7 +201,7 @@ class AttentionExplorer(Explorer):
         right = panel("", self._row(step, best, weights[step]))
         below = row(panel("", self._map(step, best, weights)), right, gap=42, align=1)
         return show(
-            sheet, column(said, below, gap=0), 28, "hover over the map or a bar to read its share"
+            sheet, column(said, below, gap=3), 26, "hover over the map or a bar to read its share"
         )
 
     def _key(self, sheet: Sheet) -> None:
@@ -263,7 +264,7 @@ class AttentionExplorer(Explorer):
                     tip = f"{who} → {self._named('key', key)}: share {weight:.3f}"
                     sheet.rect(f"w{query}.{key}", box, shade(weight), tip, class_="te-cell")
         for level, drawn in sorted(squares.items()):
-            look = Style(fill=shade(level / LEVELS), shape_rendering="crispEdges")
+            look = SHADE | Style(fill=shade(level / LEVELS), shape_rendering="crispEdges")
             sheet.add(f"level{level}", "path", d="".join(drawn), **look)
         for query, shares in enumerate(weights if squares else []):
             most, box = max(shares), grid.box(query * n, query + 1)

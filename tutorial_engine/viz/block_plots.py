@@ -365,7 +365,7 @@ class _Step(Sheet):
         run, hash_ = self.run, self.now.hashes.get(block)
         first, second = "" if own else "free", ""
         if hash_ is not None:
-            first = first and fitting([KEPT, "still findable"], room)
+            first = first and fitting([KEPT, "still findable", "findable"], room)
             before = (run.hashed[hash_].parent or "root")[:DIGITS]
             second = fitting([f"{hash_[:DIGITS]} ← {before}", hash_[:DIGITS]], room)
         elif own:

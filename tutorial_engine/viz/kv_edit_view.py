@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tutorial_engine.lab.kv_edit import Exchange, continued, memory_of
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
-from tutorial_engine.viz.flow import words
+from tutorial_engine.viz.flow import Piece, words
 from tutorial_engine.viz.parts import BOLD, CENTRE, FAINT, MARGIN, Sheet, part_of, shade
 from tutorial_engine.viz.picture import Picture
 from tutorial_engine.viz.player import Frame
@@ -23,7 +23,7 @@ from tutorial_engine.viz.words import listed, numbered
 
 TEXTS = ("Namo had an old coat.", "Nedo had an old coat.")
 PARTS = {"V": "v", "K": "k", "K and V": "kv"}  # as a reader chooses them
-WIDE, CELL, ROW = 610.0, 58.0, 18.0
+WIDE, CELL, ROW = 610.0, 58.0, 17.0
 LEFT, SIDE = 66.0, 88.0  # of the labels in front of the rows of a memory, and of a map
 
 
@@ -80,8 +80,10 @@ def transplant(
 
 def transplant_scene(edit: Transplant) -> Sheet:
     """Two texts and their memories, K and V of each layer; what was copied; and both stories."""
-    low, below = 31 + ROW * edit.num_layers, 60  # of a memory, and of the other from it
-    sheet = Sheet(WIDE, 2 * low + below + 154)
+    low, below = 31 + ROW * edit.num_layers, 52  # of a memory, and of the other from it
+    told = [_story(story) for story in (edit.own, edit.story)]
+    tall = max(_story(story).tall for story in (edit.own, edit.donors, edit.story))
+    sheet = Sheet(WIDE, 2 * low + below + 84 + 2 * tall)
     sheet.note("screen", MARGIN, 16, "the text on the screen, and its memory", 14)
     _memory(sheet, "a", edit, 0, 24)
     _memory(sheet, "b", edit, 1, low + below - 8)
@@ -91,8 +93,12 @@ def transplant_scene(edit: Transplant) -> Sheet:
         sheet.arrow(f"moved.{slot}", [(x, low + below - 12), (x, low + 14)], INK, 2.2)
     right = LEFT + (edit.slots[-1] + 1) * CELL
     sheet.text("parts", right + 4, low + 38, edit.parts, 15, **BOLD)
-    y = _story(sheet, "before", "without the copy the story goes on", edit.own, 2 * low + 92)
-    _story(sheet, "after", "with the copy", edit.story, y)
+    titles = {"before": "without the copy the story goes on", "after": "with the copy"}
+    y = 2 * low + below + 32
+    for (name, title), story in zip(titles.items(), told, strict=True):
+        sheet.note(f"{name}.title", MARGIN, y, title, 14)
+        story.draw(sheet, name, MARGIN, y + 5)
+        y += tall + 30
     sheet.parts = [[(0, 0, WIDE, sheet.height)]]
     return sheet
 
@@ -123,11 +129,8 @@ def _memory(sheet: Sheet, name: str, edit: Transplant, text: int, y: float) -> N
         sheet.note(f"{name}.layer.{layer}", MARGIN, y + 34 + ROW * layer, f"layer {layer}", 12)
 
 
-def _story(sheet: Sheet, name: str, title: str, told: str, y: float) -> float:
-    """A story below its title → where it ends."""
-    sheet.note(f"{name}.title", MARGIN, y, title, 14)
-    words(told, 16, WIDE - 2 * MARGIN, 2, **BOLD).draw(sheet, name, MARGIN, y + 7)
-    return y + 66
+def _story(told: str) -> Piece:
+    return words(told, 16, WIDE - 2 * MARGIN, 2, **BOLD)
 
 
 def transplant_caption(edit: Transplant) -> str:

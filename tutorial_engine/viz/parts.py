@@ -22,6 +22,7 @@ FAINT: Style = {"fill": QUIET}
 CENTRE: Style = {"text_anchor": "middle"}
 RIGHT: Style = {"text_anchor": "end"}
 DEAF: Style = {"pointer_events": "none"}  # hovering reaches what lies below
+SHADE: Style = {"class_": "te-shade"}  # a magnitude: by night, too, the most is the brightest
 THICK: Style = {"stroke": INK, "stroke_width": 2.6}  # what this step runs and writes
 WIDTH = 1000.0  # of a large canvas
 MARGIN = 10.0
@@ -180,7 +181,7 @@ class Sheet(Scene):
         x, y, w, h = box
         for i in range(parts):
             box = (x + w * i / parts, y, w / parts, h)
-            self.rect(f"{name}.{i}", box, shade(i / (parts - 1)))
+            self.rect(f"{name}.{i}", box, shade(i / (parts - 1)), **SHADE)
 
     def sample(self, state: str, one: Look | None = None, **edge: Any) -> Mark:
         """A cell of that state for a legend."""

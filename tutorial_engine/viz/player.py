@@ -286,7 +286,7 @@ position:sticky;bottom:0;background:{PAPER}}}
 #caption{{min-height:9em}}#slider{{flex-basis:4rem}}.bar{{gap:.3rem}}
 .bar label{{font-size:0;order:-1}}.bar:not(.choice) button{{order:-1}}
 .bar button,.bar select{{font-size:1rem;padding:.25rem .45rem}}}}
-#told,.lead,.keys{{color:{QUIET}}}.keys{{font-size:.85rem}}
+#told,.lead,.keys{{color:{QUIET}}}.keys{{font-size:.85rem}}nav.keys{{margin:.9rem 0}}
 :focus-visible{{outline:3px solid #0072B2;outline-offset:2px}}
 #play{{font-weight:600}}
 .choice{{position:static;display:inline-flex;margin-right:1.5rem}}
@@ -298,6 +298,7 @@ position:sticky;bottom:0;background:{PAPER}}}
 @media (prefers-color-scheme:dark){{html{{color-scheme:dark}}
 body,.bar{{background:#121212;color:#e4e7ea}}#told,.lead,.keys{{color:#a8b2ba}}a{{color:#6cb8ea}}
 #view{{background:{PAPER};filter:invert(.93) hue-rotate(180deg)}}
+.te-cell,.te-shade{{filter:hue-rotate(180deg) invert(1)}}.te-cell{{stroke:#000}}
 .bar button,.bar select{{background:#2a2d30;border-color:#7d868d}}
 .bar button:hover{{background:#3a3f44}}
 :focus-visible{{outline-color:#6cb8ea}}}}

@@ -21,7 +21,7 @@ from tutorial_engine.model.batch import Batch
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 from tutorial_engine.sampling.params import SamplingParams
 from tutorial_engine.viz.flow import Piece, column, panel, row, show, table, words
-from tutorial_engine.viz.parts import BOLD, FAINT, MARGIN, WIDTH, Sheet, part_of, shade
+from tutorial_engine.viz.parts import BOLD, FAINT, MARGIN, SHADE, WIDTH, Sheet, part_of, shade
 from tutorial_engine.viz.picture import Picture
 from tutorial_engine.viz.player import Frame
 from tutorial_engine.viz.request_look import cut_to, look
@@ -31,7 +31,7 @@ from tutorial_engine.viz.words import counted, say
 NEW_TOKENS = 6  # of each request, before the query that is watched
 MAX_BLOCKS, MAX_SIZE = 8, 8  # rows of the picture, tokens in one
 ROUNDING = 1e-4  # fp32: what two orders of the same sums may differ by
-TOKENS, ACC = 302.0, 256.0  # widths
+TOKENS, ACC = 302.0, 246.0  # widths
 
 
 class SoftmaxStep(NamedTuple):
@@ -206,26 +206,32 @@ def _sheet(run: RecordedSoftmax, read: int) -> Sheet:
     sheet.note("query", MARGIN, 44, query, 12.5)
     numbers = [number for step in run.steps for number in step.answer]
     ends = min(*numbers, *run.whole), max(*numbers, *run.whole)
-    acc = say("acc / l: the answer so far, {count} numbers", count=len(run.whole))
+    shades = "{count} numbers: dark {low}, bright {high}"
+    shades = say(shades, count=len(run.whole), low=_short(ends[0]), high=_short(ends[1]))
     heads = {
         say("block"): "",
         say("tokens: score q·k / √D"): say("bar: exp(score − m)"),
         "m": say("max score"),
         say("correction"): say("exp(old m − m)"),
         "l": say("Σ exp"),
-        acc: say("dark: {low}, bright: {high}", low=_short(ends[0]), high=_short(ends[1])),
+        say("acc / l: the answer so far"): shades,
         say("still off by"): say("at most"),
     }
-    lines = [[_two(words(head, **BOLD), words(at, 11, **FAINT)) for head, at in heads.items()]]
+    *titles, answer, off = (_two(words(a, **BOLD), words(b, 11, **FAINT)) for a, b in heads.items())
+    lines = [[*titles, _beside(answer, off)]]
     lines += [_line(run, i, step, ends, i < read) for i, step in enumerate(run.steps)]
     differs = _rounded(_largest(run.returned, run.whole))
     ran = say("the attention that the model ran differs by {differs}", differs=differs)
-    below = words(ran, 11, **FAINT)
     whole = words(say("softmax over all tokens at once"), 12.5, **BOLD)
-    blank, strip = words(""), _strip(run.whole, ends).named("whole")
-    lines.append([blank, _two(whole, below.named("whole.below")), *[blank] * 3, strip])
-    least = (84, TOKENS, 0, 0, 42, ACC, 84)
-    return show(sheet, panel("", table(lines, 11, 14, least, rules=True)), 56)
+    told = _two(whole, words(ran, 11, **FAINT).named("whole.below"))
+    strip = _strip(run.whole, ends).named("whole")
+    lines.append([*[words("")] * 5, column(strip, told, gap=2)])
+    return show(sheet, panel("", table(lines, 11, 14, (84, TOKENS, 0, 0, 42), rules=True)), 56)
+
+
+def _beside(answer: Piece, off: Piece) -> Piece:
+    """The answer so far and its distance to the end: one column, which a phone does not cut."""
+    return table([[answer, off]], 8, least=(ACC,))
 
 
 def _two(above: Piece, below: Piece) -> Piece:
@@ -251,8 +257,10 @@ def _line(
         words(_short(step.m), 13, **risen).named(f"m.{i}"),
         correction,
         words(f"{step.total:.2f}", 13).named(f"l.{i}"),
-        _strip(step.answer, ends).named(f"acc.{i}"),
-        words(_rounded(run.distance(i)), 12.5).named(f"distance.{i}"),
+        _beside(
+            _strip(step.answer, ends).named(f"acc.{i}"),
+            words(_rounded(run.distance(i)), 12.5).named(f"distance.{i}"),
+        ),
     ]
 
 
@@ -287,7 +295,7 @@ def _strip(numbers: Sequence[float], ends: tuple[float, float]) -> Piece:
         for i, number in enumerate(numbers):
             box, fill = (x + wide * i, y, wide, 28.0), shade(part_of(number, ends))
             tip = say("number {i}: {number:.3f}", i=i, number=number)
-            sheet.rect(f"{name}.{i}", box, fill, tip)
+            sheet.rect(f"{name}.{i}", box, fill, tip, **SHADE)
         sheet.outline(f"{name}.frame", (x, y, ACC, 28), stroke_width=0.8)
 
     return Piece(ACC, 28, draw)
