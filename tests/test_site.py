@@ -96,7 +96,7 @@ def test_a_lesson_page_is_for_readers_and_loses_no_cell() -> None:
         for words in ("Choose an answer above, then run", "not done yet: the body", "google.colab"):
             assert words not in inside, words
         assert inside.count('class=\\"ask\\"') == len(asked) > 0
-        assert inside.count("data:image/png;base64,") == 0, "pictures of answers are files"
+        assert inside.count("data:image/png;base64,") == 0, "pictures are files"
         cells = [cell for page in sittings for cell in page.notebook.cells]
         kept = [one for one in sources(cells, "markdown") if not one.startswith("<div class")]
         assert len(kept) >= len(sources(notebook.cells, "markdown")) - len(sittings)
@@ -106,16 +106,26 @@ def test_a_lesson_page_is_for_readers_and_loses_no_cell() -> None:
             assert page.notebook.cells[0].source.startswith(f"# {page.title}")
 
 
+def test_a_picture_of_a_lesson_opens_alone_and_a_figure_as_svg() -> None:
+    """All but two: what a run measures is not what the run of the figures measured."""
+    for lesson in LESSONS:
+        inside = [nbformat.writes(page.notebook) for page in lesson_pages.pages(lesson)]
+        shown = "".join(inside).count("<img src=")
+        goals = re.findall(r'<a class=\\"picture\\" href=\\"../(\w+)/', "".join(inside))
+        assert len(goals) == shown > 0
+        assert goals.count("figures") >= shown - 2 * (lesson.code == "02"), lesson
+
+
 def test_each_question_has_one_right_answer_and_that_is_the_runs() -> None:
     quiz = site.quiz_page()
     for lesson in LESSONS:
         for name, one in lesson_pages.questions(lesson).items():
             assert len({*one.options}) == len(one.options) >= 2 and one.right in one.options, name
             assert one.html("").count(" data-right>") == 1 and "\n" not in one.html("")
-            assert one.html("answers/") in quiz
+            assert one.html("") in quiz
             assert site.link(lesson, one.heading) in quiz
-        for file, png in lesson_pages.answer_pictures(lesson).items():
-            assert f"answers/{file}" in quiz and png.startswith(b"\x89PNG")
+            for picture in re.findall(r'<img src="(pictures/\w+.png)"', one.html("")):
+                assert picture in quiz
 
 
 def test_a_heading_leads_to_the_page_of_its_sitting() -> None:

@@ -6,9 +6,8 @@ Nothing is run, and nothing is loaded from another host: the site works from dis
 import json
 import re
 from html import escape
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
-from docutils import nodes
 from sphinx.search import IndexBuilder
 
 import tutorial_engine
@@ -56,7 +55,6 @@ WHERE = json.loads((HERE / "site.json").read_text(encoding="utf-8"))
 # names of the package would come before the lessons that explain them
 IndexBuilder.get_objects = lambda self, fn2index: {}
 
-ALTS = json.loads((HERE / "alts.json").read_text(encoding="utf-8"))
 html_baseurl = WHERE["address"]
 html_theme_options = {
     "light_css_variables": {"color-brand-content": "#0072B2"},
@@ -79,14 +77,6 @@ def plain_docstring(app, what, name, obj, options, lines):
         parts = line.split("`")
         parts[::2] = [MARKUP.sub(r"\\\1", part) for part in parts[::2]]
         lines[i] = "`".join(parts).strip()
-
-
-def name_pictures(app, doctree):
-    """A notebook's picture is stored by its hash; its caption becomes the alt text."""
-    for image in doctree.findall(nodes.image):
-        alt = ALTS.get(PurePosixPath(image["uri"]).stem)
-        if alt:
-            image["alt"] = alt
 
 
 def level_headings(app, name, template, context, doctree):
@@ -124,5 +114,4 @@ def setup(app):
     app.connect("html-page-context", name_for_others)
     app.connect("autodoc-process-docstring", plain_docstring)
     app.connect("autodoc-process-signature", without_this_machine)
-    app.connect("doctree-read", name_pictures)
     app.connect("html-page-context", level_headings, priority=900)  # after the theme

@@ -8,20 +8,23 @@ import base64
 import hashlib
 import html
 import re
+import shutil
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
 import nbformat
 from nbformat import NotebookNode
 
-from tools.publish.build import QUESTION, Lesson, sources, target
+from tools.publish.build import NOTEBOOKS, QUESTION, Lesson, sources, target
 from tutorial_engine.viz.tokens import escape
 
 HEADING = re.compile(r"^# (#{1,3}) (.+)$", re.M)  # in a Markdown cell of a source
 NUMBER = re.compile(r"^(?:\w+ · |Exercise \d+: )?(.*?)(?: \(\d+ minutes\))?$")
 TITLE = re.compile(r"\A# (.+)$", re.M)  # of a lesson, or of a sitting
 OPEN = ("Choose an answer above", "☐")  # how the outputs begin that only a run can change
-INLINE = re.compile(r'src="data:image/png;base64,([^"]+)"')
+INLINE = re.compile(r'<img src="data:image/png;base64,([^"]+)"([^>]*)>')
+FIGURES = NOTEBOOKS.parent / "figures"
 
 
 class Question(NamedTuple):
@@ -35,14 +38,14 @@ class Question(NamedTuple):
     answer: str  # HTML
     heading: str  # of its section, without number and minutes
 
-    def html(self, pictures: str) -> str:
-        """Buttons that open the answer below them. `pictures`: where its pictures lie."""
+    def html(self, up: str) -> str:
+        """Buttons that open the answer below them. `up`: the way to the site's first folder."""
         buttons = "".join(
             f'<button type="button"{mark}>{escape(option)}</button>'
             for option in self.options
             for mark in [" data-right" if option == self.right else ""]
         )
-        answer = INLINE.sub(lambda one: f'src="{pictures}{_file(one[1])}"', self.answer)
+        answer = INLINE.sub(lambda one: picture(one[1], one[2], up), self.answer)
         return (
             f'<div class="ask"><p><b>Predict:</b> {escape(self.words)}</p>'
             f'<div class="ask-options" role="group" aria-label="answers">{buttons}</div>'
@@ -121,13 +124,33 @@ def _question(lesson: Lesson, cell: NotebookNode, heading: str = "") -> Question
     return Question(lesson, names[0], words, tuple(options), right_one, answer, heading)
 
 
+def picture(data: str, look: str, up: str) -> str:
+    """A picture (base64) that opens alone, so that a phone can enlarge it; `look`: attributes.
+
+    What is one of the figures opens as SVG, whose letters stay sharp.
+    """
+    file, png = f"pictures/{_file(data)}", base64.b64decode(data)
+    goal = f"figures/{figures()[png]}" if png in figures() else file
+    return f'<a class="picture" href="{up}{goal}"><img src="{up}{file}"{look}></a>'
+
+
+@cache
+def figures() -> dict[bytes, str]:
+    """PNG of a figure → the file of the same as SVG."""
+    return {path.read_bytes(): f"{path.stem}.svg" for path in FIGURES.glob("*.png")}
+
+
 def _file(data: str) -> str:
     return hashlib.sha256(base64.b64decode(data)).hexdigest()[:24] + ".png"
 
 
-def answer_pictures(lesson: Lesson) -> dict[str, bytes]:
-    """File name → PNG, of the pictures in the answers."""
-    found = [data for one in questions(lesson).values() for data in INLINE.findall(one.answer)]
+def pictures(lesson: Lesson) -> dict[str, bytes]:
+    """File name → PNG, of the pictures below the cells and in the answers."""
+    outputs = [
+        output.get("data", {}) for cell in built(lesson).cells for output in cell.get("outputs", [])
+    ]
+    found = [data["image/png"] for data in outputs if "image/png" in data]
+    found += [data for one in questions(lesson).values() for data, _ in INLINE.findall(one.answer)]
     return {_file(data): base64.b64decode(data) for data in found}
 
 
@@ -174,9 +197,14 @@ def _for_readers(lesson: Lesson, cell: NotebookNode) -> list[NotebookNode]:
     if question is not None:
         del cell.outputs[-2:]
     cell.outputs = [output for output in cell.outputs if not _said(output).startswith(OPEN)]
+    for output in cell.outputs:
+        if "image/png" in output.get("data", {}):
+            alt = escape(output.data["text/plain"])
+            shown = picture(output.data["image/png"], f' alt="{alt}"', "../")
+            output.data, output.metadata = NotebookNode({"text/html": shown}), NotebookNode()
     found = [] if question and cell.source.startswith("predictions.ask(") else [cell]
     if question is not None:
-        inside = question.html("../answers/")
+        inside = question.html("../")
         found.append(nbformat.v4.new_markdown_cell(inside, id=f"{cell.id}-ask"))
     return found
 
@@ -185,9 +213,12 @@ def _said(output: NotebookNode) -> str:
     return output.get("text") or output.get("data", {}).get("text/plain", "")
 
 
-def write_answers(lessons: tuple[Lesson, ...], folder: Path) -> None:
-    """The answers' pictures as files."""
-    folder.mkdir(parents=True, exist_ok=True)
+def write_pictures(lessons: tuple[Lesson, ...], folder: Path) -> None:
+    """All pictures as files below the folder, those that are figures as SVG, too."""
+    for name in ("pictures", "figures"):
+        (folder / name).mkdir(parents=True, exist_ok=True)
     for lesson in lessons:
-        for name, png in answer_pictures(lesson).items():
-            (folder / name).write_bytes(png)
+        for name, png in pictures(lesson).items():
+            (folder / "pictures" / name).write_bytes(png)
+            if png in figures():
+                shutil.copy(FIGURES / figures()[png], folder / "figures")

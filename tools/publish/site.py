@@ -4,8 +4,6 @@ Puts lessons, documents, players, glossary and the list of modules side by side,
 Knows files and headings; draws nothing and runs no lesson.
 """
 
-import base64
-import hashlib
 import json
 import os
 import pkgutil
@@ -25,14 +23,14 @@ import tutorial_engine
 from tools.publish import cheat_sheet, players
 from tools.publish.build import LESSONS, NOTEBOOKS, REPOSITORY, Lesson, make_notebook, sources
 from tools.publish.lesson_pages import (
+    FIGURES,
     NUMBER,
     Page,
-    built,
     headings,
     name_of,
     pages,
     questions,
-    write_answers,
+    write_pictures,
 )
 from tools.publish.model_card import facts
 from tools.publish.references import linked
@@ -43,7 +41,6 @@ HOME = (*"pages scheduler cache transplant".split(),)  # whose cards it shows
 HEAD = re.compile(r"^Introduced in notebooks? .*?\. ")  # of a package: which lesson opens it
 ROOT = NOTEBOOKS.parent
 README, CHANGELOG = ROOT / "README.md", ROOT / "CHANGELOG.md"
-FIGURES = ROOT / "figures"
 DOCS, SITE = ROOT / "docs", ROOT / "docs" / "site"
 SOURCE, OUT = ROOT / "build" / "site-source", ROOT / "build" / "site"
 ROW = re.compile(  # of the readme's table: lesson, time, aim
@@ -231,7 +228,7 @@ def quiz_page() -> str:
     for lesson, asked in every.items():
         lines.append(f"## {pages(lesson)[0].title}\n")
         for one in asked.values():
-            lines += [one.html("answers/"), "", f"Section {link(lesson, one.heading)}", ""]
+            lines += [one.html(""), "", f"Section {link(lesson, one.heading)}", ""]
     return "\n".join(lines)
 
 
@@ -299,15 +296,12 @@ def gather(folder: Path) -> None:
     shutil.copytree(SITE, folder)
     players.write(folder / "extra" / "players", links_of)
     shutil.copy(FIGURES / SOCIAL, folder / "extra" / "social.png")
-    alts: dict[str, str] = {}
-    write_answers(LESSONS, folder / "extra" / "answers")
+    write_pictures(LESSONS, folder / "extra")
     for lesson in LESSONS:
-        alts |= captions(built(lesson))
         for sitting in pages(lesson):
             write_lesson(sitting, lesson, folder / "lessons")
     where = {"repository": REPOSITORY, "address": ADDRESS}
     _write(folder / "site.json", json.dumps(where))
-    _write(folder / "alts.json", json.dumps(alts, ensure_ascii=False, indent=0, sort_keys=True))
     documents = {README: "README.md", CHANGELOG: "CHANGELOG.md"}
     documents |= {path: str(path.relative_to(DOCS)) for path in DOCS.glob("*.md")}
     for room in ("bench", "decisions", "teaching"):
@@ -399,18 +393,6 @@ def _write(path: Path, text: str) -> None:
 def filled(page: str, known: dict[str, str]) -> str:
     """The page with each `<!-- name -->` replaced. KeyError for a name that nobody knows."""
     return re.sub(r"<!-- (\w+) -->", lambda match: known[match[1]], page)
-
-
-def captions(notebook: nbformat.NotebookNode) -> dict[str, str]:
-    """What a picture of a notebook is called in the site (its hash) → its caption."""
-    return {
-        hashlib.sha256(base64.decodebytes(output.data["image/png"].encode())).hexdigest(): (
-            output.data["text/plain"]
-        )
-        for cell in notebook.cells
-        for output in cell.get("outputs", [])
-        if "image/png" in output.get("data", {})
-    }
 
 
 def localised(path: Path) -> str:
