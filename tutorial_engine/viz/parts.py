@@ -122,11 +122,12 @@ class Sheet(Scene):
     """A scene that knows the parts which the views are made of."""
 
     def heading(self, title: str, note: str = "", size: float = 15) -> None:
-        """The title of the picture; the note stands at the right end of its line."""
-        room = self.width - 3 * MARGIN - text_width(note, 12)
-        words = cut_to(title, room, size, bold=True, keep=True)
-        self.text("title", MARGIN, 22, words, size, **BOLD)
+        """The title of the picture; the note, cut to what is left, at the right end of its line."""
+        room = self.width - 2 * MARGIN
+        title = cut_to(title, room, size, bold=True, keep=True)
+        self.text("title", MARGIN, 22, title, size, **BOLD)
         if note:
+            note = cut_to(note, room - MARGIN - text_width(title, size, bold=True), 12, keep=True)
             self.note("title.note", self.width - MARGIN, 22, note, 12, **RIGHT)
 
     def note(
