@@ -157,7 +157,7 @@ SHOWS = (
         "02_kv_cache",
         "Edit the memory",
         lambda m, t: Film(transplant_runs(m, t), choices=transplant_choices()),
-        Card((0, 0, 590, 280), 0.6, phone=(0, 0, 476, 280)),
+        Card((0, 0, 590, 374), 0.6, phone=(0, 0, 476, 374)),
     ),
     Show(
         "softmax",

@@ -87,9 +87,10 @@ def transplant_scene(edit: Transplant) -> Sheet:
     sheet.note("screen", MARGIN, 16, "the text on the screen, and its memory", 14)
     _memory(sheet, "a", edit, 0, 24)
     _memory(sheet, "b", edit, 1, low + below - 8)
-    sheet.note("other", MARGIN, 2 * low + below + 6, "another text, and its memory", 14)
-    for slot in edit.slots:
-        x = LEFT + (slot + 0.5) * CELL
+    sheet.note("other", MARGIN, 2 * low + below + 3, "another text, and its memory", 14)
+    halves = [i for i, part in enumerate("KV") if part.lower() in edit.which]
+    for slot in edit.slots:  # to what was copied: K, V, or between both
+        x = LEFT + slot * CELL + (CELL - 4) * (sum(halves) / len(halves) + 0.5) / 2
         sheet.arrow(f"moved.{slot}", [(x, low + below - 12), (x, low + 14)], INK, 2.2)
     right = LEFT + (edit.slots[-1] + 1) * CELL
     sheet.text("parts", right + 4, low + 38, edit.parts, 15, **BOLD)
@@ -155,7 +156,7 @@ def transplant_choices() -> dict[str, list[str]]:
     """What a reader of the player chooses beside the layer: control -> options."""
     names = [text.split()[0] for text in TEXTS]
     texts = [f"{a} gets {b}'s" for a, b in (names, names[::-1])]
-    return {"memory": texts, "exchange": [*PARTS]}
+    return {"memory": texts, "copy": [*PARTS]}
 
 
 def transplant_runs(model: Qwen3ForCausalLM, tokenizer: Tokenizer) -> list[list[Frame]]:
