@@ -15,8 +15,9 @@ from playwright.sync_api import Browser, BrowserContext, Page, expect
 
 from tools.publish import cheat_sheet, lesson_pages, site
 from tools.publish.build import LESSONS
-from tools.publish.players import SHOWS
+from tools.publish.players import SHOWS, show_of
 from tools.publish.references import linked
+from tutorial_engine.model.checkpoint import load_model, load_tokenizer
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -38,6 +39,21 @@ def test_the_pages_that_are_made_have_all_players_and_leave_no_blank() -> None:
     assert all(f"players/{show.file}" in site.players_page() for show in SHOWS)
     with pytest.raises(KeyError, match="nobody"):
         site.filled("<!-- nobody -->", {})
+
+
+def test_a_card_cuts_no_line_of_text_in_two() -> None:
+    """Its box is typed, and the picture may change; at the right a phone may cut a row of cells."""
+    model, tokenizer = load_model(), load_tokenizer()
+    for show in map(show_of, site.HOME):
+        assert show.card is not None
+        for x, y, wide, tall in filter(None, (show.card.box, show.card.phone)):
+            for item in show.make(model, tokenizer).runs[0][-1].scene.items.values():
+                if item.tag != "text":
+                    continue
+                at, base, size = (float(item.attributes[k]) for k in ("x", "y", "font-size"))
+                for edge in (y, y + tall):
+                    inside = base - 0.8 * size < edge < base + 0.2 * size and x <= at < x + wide
+                    assert not inside, f"{show.name}: {item.text} lies on {edge}"
 
 
 def test_a_link_to_what_the_site_does_not_have_becomes_words(tmp_path: Path) -> None:
