@@ -179,12 +179,14 @@ def _is_finite(function: Callable[..., Tensor]) -> str:
 
 D_IS = f"D is the size of the last axis{CODE}k.shape[-1]"
 MIX = f"The output of a query is the sum of its shares times the values{CODE}shares @ v"
+INVERT = "~mask turns each True into False, and each False into True"
 ATTENTION_ERRORS: dict[Sign, str] = {  # shapes: of the first case, 3 queries and 5 keys with D = 8
     "sqrt()": f"D is a plain number, no tensor{CODE}D ** 0.5",
     "masked_fill() received": 'Minus infinity is a number: float("-inf")',
     "dim' is not defined": D_IS,
     "name 'D'": D_IS,
-    "ool": "~mask turns each True into False, and each False into True",
+    "Boolean value": INVERT,  # not mask
+    "bool tensor": INVERT,  # -mask, 1 - mask
     "a (5) must match the size of tensor b (3)": (
         "Scores have a row for each query: q @ k.T. Or, if you wrote the sum over the keys "
         "yourself, it has one number for each query; keepdim=True keeps the axis"
