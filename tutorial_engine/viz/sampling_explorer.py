@@ -310,7 +310,11 @@ class SamplingExplorer(Explorer):
                 times = bar(n / most, BAR, BLUE, tip, 12)
                 if is_kept:
                     times = over(times, bar(1, 2.5, INK, tip, 16), across=want / most)
-                lines[-1] += [times, words(f"{n or ''}", 11.5).named(f"drawn{i}.n")]
+                said = f"{n}" * (is_kept or n > 0)
+                lines[-1] += [
+                    times,
+                    words(said, 11.5, **(FAINT if n == 0 else {})).named(f"drawn{i}.n"),
+                ]
         others = list[str]()
         for stage in (first, now):
             kept = stage.num_kept - int(stage.kept[shown].sum())
