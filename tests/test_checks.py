@@ -1170,6 +1170,12 @@ FREE = slips_of(
     for block in table: → for block in [block for block in table if ref_cnt[block] == 1]:
     = without + → = without[::-1] +
         count down for [0, 1], too: a request gives its whole
+    without + free_queue + with_hash → without + with_hash
+        [7, 8] were in the queue before, and it lacks them now
+    == 0] → == 0 or hashes[block] is None]
+        another request still holds [6]: only a block whose
+    ref_cnt[block] -= 1 → ref_cnt[block] = 0 if hashes[block] is None else ref_cnt[block] - 1
+        another request still holds [6]: count down by one
     free_queue[:] = → [ref_cnt.pop(block) for block in gone]; free_queue[:] =
         ref_cnt has lost [0, 1, 2, 3]: nobody holds
     if ref_cnt[block] == 0] → ]
@@ -1184,7 +1190,10 @@ TAKE = slips_of(
     RIGHT["take"],
     """
     del cached → hashes[block] = None; del cached
-        take the hash out of `cached` first
+        do you set hashes[block] to None before you look it up?
+    pop(0) → pop()
+    hashes[block] is not None → True
+        The first of the queue, 3, has one: do you take another block?
     del cached[hashes[block]] → del cached[block]
         the keys of `cached` are hashes, not blocks
     hashes[block] is not None → True
@@ -1467,6 +1476,7 @@ MASKED = (  # right numbers, but the rest of the last block is computed with: 0 
     "k_pool[block, :n] @ q / math.sqrt(len(q))",
     "torch.where(torch.arange(block_size) < n, k_pool[block] @ q / math.sqrt(len(q)), -math.inf)",
 )
+LAST_OPEN = "block_size if start + block_size < kv_len else kv_len % block_size"  # 0 if it is whole
 SCORES_OF_WHOLE_BLOCKS = ("k_pool[block, :n] @ q", "(k_pool[block] @ q)[:n]")  # they are cut
 
 
@@ -1513,6 +1523,16 @@ EXERCISES |= {
         {**c4.ALLOCATE_SLIPS, **ALLOCATE},
         [
             (lambda t, free, s, p: t[p // s] * s + p % s, "is that one in the table?"),
+            (
+                lambda t, free, s, p: RIGHT["allocate"](t, free, s, p) if p % s or free else None,
+                "position 4 lies in a block of the table: it needs no free block",
+            ),
+            (
+                lambda t, free, s, p: (
+                    None if p // s == len(t) and len(free) < 2 else RIGHT["allocate"](t, free, s, p)
+                ),
+                "returns None",
+            ),
             (lambda t, free, s, p: RIGHT["allocate"](t, free, s, p) or -1, "expected slot 0"),
         ],
     ),
@@ -1561,6 +1581,11 @@ EXERCISES |= {
         BLOCK_SLIPS,
         [
             (gathered, "that is a gather"),
+            (
+                attention_with(("min(block_size, kv_len - start)", LAST_OPEN)),
+                "kv_len % block_size is 0 where the last block is whole",
+            ),
+            (attention_with(("range(0, kv_len, block_size)", "()")), "no block was read"),
             (
                 attention_with(MASKED, ("weights @ v_pool[block, :n]", "weights @ v_pool[block]")),
                 "slots that nobody wrote",

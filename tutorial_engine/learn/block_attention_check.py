@@ -96,6 +96,16 @@ BLOCK_SLIPS: Slips = {
         the weights are exp(scores − new m), not exp(scores)
     (scores - new_largest).exp() → (new_largest - scores).exp()
         the weights are exp(scores − new m), not exp(new m − scores)
+    (scores - new_largest).exp() → (scores - scores.max()).exp()
+        the weights of a block are made with the new m, not with the block's own largest score
+    @ v_pool[block → @ v_pool[start // block_size
+        values lie in block block_table[i] of v_pool, not in block i
+    k_pool[block, :n] → k_pool[start // block_size, :n]
+        keys lie in block block_table[i] of k_pool, not in block i
+    out * correction + weights → out * correction + weights / total
+        the weights are divided by l in each turn of the loop: divide once, at the end
+    out * correction + weights → out * correction + weights / weights.sum()
+        the weights of a block are divided by their own sum: divide once, at the end, by l
     total * correction + → total +
         the sum of the weights must be corrected too, by exp(old m − new m)
     out * correction + → out +
@@ -199,12 +209,15 @@ def _memory(tensor: Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
 
 
+UNREAD = "no block was read: is the range empty? -(-kv_len // block_size) needs both minus signs"
 BLOCK_ERRORS: Explain = {
     "numel() == 0": (
-        "No slot of this block counts. Either too many blocks are read: only the first "
-        "-(-kv_len // block_size) have a token. Or n was computed with the physical block: "
-        "use its index i, which enumerate gives"
+        "No slot of a block counts: n is 0. kv_len % block_size is 0 where the last block is "
+        "whole; of block i min(block_size, kv_len - i * block_size) slots count. Or too many "
+        "blocks are read: only the first -(-kv_len // block_size) have a token. Or i is the "
+        "physical block: take its index i, which enumerate gives"
     ),
+    ZeroDivisionError: f"l is 0, as if {UNREAD}",
     "list index": (
         "If kv_len is a whole number of blocks, one block too many is read: "
         "-(-kv_len // block_size) rounds up"
@@ -225,7 +238,8 @@ BLOCK_ERRORS: Explain = {
 def _differs(got: Tensor, want: Tensor, *_: object) -> str:
     if got.isnan().any():
         return (
-            "the answer is NaN. Before the first block the old m is −inf: the factor "
+            f"the answer is NaN. Perhaps {UNREAD}; or something is divided by l while l is still "
+            "0. Before the first block the old m is −inf: the factor "
             "exp(old m − new m) is then 0, but exp(new m − old m) and exp(scores − old m) are "
             "infinite; and the new m is the larger of the two"
         )

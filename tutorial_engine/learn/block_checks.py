@@ -21,20 +21,21 @@ from tutorial_engine.viz.leak_view import Leak, record_leak
 
 Part = Callable[..., object]
 FREE_CASES = (  # a table, ref_cnt, the free queue, hashes
-    ([0, 1, 2, 3], {0: 1, 1: 1, 2: 1, 3: 1}, [7, 8], dict(enumerate("abcd"))),
-    ([0, 1, 4], {0: 2, 1: 2, 4: 1}, [7], {0: "a", 1: "b", 4: "e"}),  # another holds 0 and 1
+    ([0, 1, 2, 3], {0: 1, 1: 1, 2: 1, 3: 1}, [7, 8], {**dict(enumerate("abcd")), 7: "h", 8: "i"}),
+    ([0, 1, 4], {0: 2, 1: 2, 4: 1}, [7], {0: "a", 1: "b", 4: "e", 7: "h"}),  # another holds 0, 1
     (
         [5, 2, 9, 3],  # 9 and 3 as after a step that failed: their hashes were taken back
         {5: 1, 2: 1, 9: 1, 3: 1},
         [7, 8],
-        {5: "a", 2: "b", 9: None, 3: None},
+        {5: "a", 2: "b", 9: None, 3: None, 7: None, 8: "h"},
     ),
     (
         [0, 1, 2, 3, 4],  # the example in the text
         {0: 2, 1: 1, 2: 1, 3: 1, 4: 1},
         [7, 8],
-        {0: "a", 1: "b", 2: "c", 3: None, 4: None},
+        {0: "a", 1: "b", 2: "c", 3: None, 4: None, 7: "h", 8: "i"},
     ),
+    ([0, 6], {0: 2, 6: 2}, [7], {0: "a", 6: None, 7: None}),  # a fork: both hold the open block 6
 )
 FREE_SLIPS: Slips = slips_of(
     right_free,
@@ -91,7 +92,9 @@ def _freed(
     return [queue, [ref_cnt.get(block) for block in held], hashes]
 
 
-def _why_freed(got: list[Any], want: list[Any], table: list[int], ref_cnt: dict[int, int]) -> str:
+def _why_freed(
+    got: list[Any], want: list[Any], table: list[int], ref_cnt: dict[int, int], free: list[int]
+) -> str:
     """What is wrong with hashes, counts or the queue; "" if only the order in the queue is."""
     queue, counts, hashes = got
     if hashes != want[2]:
@@ -108,7 +111,15 @@ def _why_freed(got: list[Any], want: list[Any], table: list[int], ref_cnt: dict[
     held = [block for block, n in zip(table, counts, strict=True) if n and block in queue]
     if held:
         return f"another request still holds {held}: only a block whose count is 0 is free"
+    below = [block for block, n, right in zip(table, counts, want[1], strict=True) if n < right]
+    if below:
+        return f"another request still holds {below}: count down by one"
     lacking = [block for block in want[0] if block not in queue]
+    if forgotten := [block for block in lacking if block in free]:
+        return (
+            f"{forgotten} were in the queue before, and it lacks them now: they stay, between "
+            "the blocks without a hash and those with one"
+        )
     if lacking and counts == want[1]:
         told = f"nobody holds {lacking} now, and the queue lacks them"
         if not any(hashes[block] for block in lacking):
@@ -136,8 +147,8 @@ def check_free(free: Part) -> Verdict:
         "free: queue and cache are always as the package has them",
         call=_freed,
         where=where,
-        otherwise=lambda got, want, table, ref_cnt, *_: (
-            _why_freed(got, want, table, ref_cnt)
+        otherwise=lambda got, want, table, ref_cnt, queue, _: (
+            _why_freed(got, want, table, ref_cnt, queue)
             or f"expected ref_cnt {counts_of(table, want)} and the queue {want[0]}"
         ),
         then=lambda free: _beside_ours(free, right_take),
@@ -177,8 +188,8 @@ def _why_take_raised(error: Exception) -> str:
         return ""
     if error.args == (None,):
         return (
-            "you set hashes[block] to None and then look up hashes[block]: take the hash out of "
-            "`cached` first"
+            "a block without a hash was looked up in `cached`. The first of the queue, 3, has one: "
+            "do you take another block? Or do you set hashes[block] to None before you look it up?"
         )
     return "the keys of `cached` are hashes, not blocks"
 
@@ -213,7 +224,8 @@ def check_take(take: Part) -> Verdict:
             f"of the queue {queue} got {got[0]}, then the queue is {got[1]} and cached {got[3]}"
         ),
         otherwise=lambda got, want, *_: (
-            f"then hashes is {got[2]}; expected block {want[0]}, hashes {want[2]}, cached {want[3]}"
+            f"then hashes is {got[2]}; expected block {want[0]}, the queue {want[1]}, hashes "
+            f"{want[2]}, cached {want[3]}"
         ),
         explain=_why_take_raised,
         then=then,
