@@ -301,10 +301,6 @@ EXERCISES: dict[str, Exercise] = {
             (lambda q, k, v, m: v @ (q @ k.T), "The shares stand to the left of the values"),
             (lambda q, k, v, m: (q @ k.T) / (q @ k.T).sum(-1), "keepdim=True keeps the axis"),
             (but("attention", lambda out: (out, 0)), "got tuple; return only the output"),
-            (
-                lambda q, k, v, m: RIGHT["attention"](q, k.mul_(2) / 2, v, m),
-                f"writes into k, which a cache keeps for the next tokens; make a new tensor{CODE}",
-            ),
             (but("attention", lambda out: out.half()), "in torch.float16, which keeps 4"),
             (
                 lambda q, k, v, m: naive_attention(q[:, None], k[:, None], v[:, None], m),

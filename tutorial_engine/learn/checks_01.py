@@ -214,11 +214,6 @@ def check_attention(function: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
         otherwise=_why_no_attention,
         explain=ATTENTION_ERRORS | (infinity if "inf" in names else {}),
         then=_is_finite,
-        keeps={
-            i: f"it writes into {name}, which a cache keeps for the next tokens; make a new tensor"
-            f"{CODE}{name} = {name} / 2, not {name} /= 2"
-            for i, name in ((1, "k"), (2, "v"))
-        },
     )
 
 
