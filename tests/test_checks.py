@@ -1626,6 +1626,10 @@ EXERCISES |= {
         c4.SHIFT_SLIPS,
         [
             (lambda c, s, k, d: c.seq_keep(s), "sequence B (another one)"),
+            (
+                lambda c, s, k, d: (c.seq_rm(s, k, k + d), c.seq_add(s, k + d, 10, -d)),
+                "right in short texts, but in one of 20 tokens the logits are off by",
+            ),
             (drops_one_too_late, "that is right, but it kept the tokens [0, 5, 6, 7, 8, 9]"),
             (lambda c, s, k, d: c.seq_ids, "call its seq_rm and its seq_add"),
             (lambda c, s, k, d: c.seq_add(k + d, -1, -d), "It takes seq_id, p0, p1, delta"),

@@ -46,8 +46,9 @@ def test_a_card_cuts_no_line_of_text_in_two() -> None:
     model, tokenizer = load_model(), load_tokenizer()
     for show in map(show_of, site.HOME):
         assert show.card is not None
+        items = show.make(model, tokenizer).runs[0][-1].scene.items.values()
         for x, y, wide, tall in filter(None, (show.card.box, show.card.phone)):
-            for item in show.make(model, tokenizer).runs[0][-1].scene.items.values():
+            for item in items:
                 if item.tag != "text":
                     continue
                 at, base, size = (float(item.attributes[k]) for k in ("x", "y", "font-size"))
@@ -140,8 +141,10 @@ def test_each_question_has_one_right_answer_and_that_is_the_runs() -> None:
             assert one.html("").count(" data-right>") == 1 and "\n" not in one.html("")
             assert one.html("") in quiz
             assert site.link(lesson, one.heading) in quiz
-            for picture in re.findall(r'<img src="(pictures/\w+.png)"', one.html("")):
-                assert picture in quiz
+        files = lesson_pages.pictures(lesson)
+        assert all(png.startswith(b"\x89PNG") for png in files.values())
+        asked = "".join(one.html("") for one in lesson_pages.questions(lesson).values())
+        assert {*re.findall(r'<img src="pictures/([^"]+)"', asked)} <= files.keys()
 
 
 def test_a_heading_leads_to_the_page_of_its_sitting() -> None:

@@ -423,7 +423,10 @@ def check_context_shift(function: Shift) -> Verdict:
 
     def in_a_model(function: Shift) -> str:
         gap = shift_gap(random_model(1), [7 * i % 97 for i in range(20)], 6, function).logits
-        longer = "right in short texts; in one of 20 tokens the logits are off by {:.2g}: p1 is -1"
+        longer = (
+            "right in short texts, but in one of 20 tokens the logits are off by {:.2g}: does your "
+            "seq_add go to the end, with p1 = -1?"
+        )
         return longer.format(gap) * (gap > 1e-4)
 
     return judge(

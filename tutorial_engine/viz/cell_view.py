@@ -17,6 +17,7 @@ from tutorial_engine.viz.parts import (
     FAINT,
     MARGIN,
     RIGHT,
+    SHADE,
     WIDTH,
     Grid,
     Mark,
@@ -305,7 +306,7 @@ class _CellSheet(Sheet):
         """What the marks mean."""
 
         def gone(name: str, box: Box) -> None:
-            self.rect(name, box, tint(shade(0.7), FADED))
+            self.rect(name, box, tint(shade(0.7), FADED), **SHADE)
             self._strike(f"{name}.gone", box)
 
         marks: dict[str, Mark] = {

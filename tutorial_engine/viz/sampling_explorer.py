@@ -310,11 +310,8 @@ class SamplingExplorer(Explorer):
                 times = bar(n / most, BAR, BLUE, tip, 12)
                 if is_kept:
                     times = over(times, bar(1, 2.5, INK, tip, 16), across=want / most)
-                said = f"{n}" * (is_kept or n > 0)
-                lines[-1] += [
-                    times,
-                    words(said, 11.5, **(FAINT if n == 0 else {})).named(f"drawn{i}.n"),
-                ]
+                said = words(f"{n}" * is_kept, 11.5, **({} if n else FAINT))
+                lines[-1] += [times, said.named(f"drawn{i}.n")]
         others = list[str]()
         for stage in (first, now):
             kept = stage.num_kept - int(stage.kept[shown].sum())
