@@ -17,7 +17,6 @@ from tutorial_engine.viz.parts import (
     FAINT,
     MARGIN,
     RIGHT,
-    SHADE,
     WIDTH,
     Grid,
     Mark,
@@ -248,12 +247,15 @@ class _CellSheet(Sheet):
     ) -> None:
         """Numbers as colours; what is left over pale and struck out."""
         squares = Grid(box[0], box[1], box[2] / len(numbers), box[3])
+        pale: Style = {"stroke": PAPER, "stroke_width": 0.5}  # by night near its page, too
         for i, number in enumerate(numbers):
             part = part_of(number, ends)
-            fill = HATCHED  # a cell that is held for a token which has not run yet
+            fill, look = HATCHED, pale  # a cell that is held for a token which has not run yet
             if math.isfinite(part):
-                fill = tint(shade(part), FADED) if is_left_over else shade(part)
-            self.rect(f"{name}.{i}", squares.box(i), fill, class_="te-cell")
+                fill, look = shade(part), {"class_": "te-cell"}
+                if is_left_over:
+                    fill, look = tint(fill, FADED), pale
+            self.rect(f"{name}.{i}", squares.box(i), fill, **look)
         if is_left_over:
             self._strike(f"{name}.gone", box)
 
@@ -306,7 +308,7 @@ class _CellSheet(Sheet):
         """What the marks mean."""
 
         def gone(name: str, box: Box) -> None:
-            self.rect(name, box, tint(shade(0.7), FADED), **SHADE)
+            self.rect(name, box, tint(shade(0.7), FADED))
             self._strike(f"{name}.gone", box)
 
         marks: dict[str, Mark] = {
