@@ -1,6 +1,5 @@
 """JupyterLab as `make lab` starts it, and a headless Chromium that looks at it."""
 
-import json
 import os
 import shutil
 import signal
@@ -114,11 +113,7 @@ def free_port() -> int:
 
 @contextmanager
 def lab(folder: Path, home: Path) -> Iterator[str]:
-    """JupyterLab on `folder`, as `make lab` starts it, with own settings; yields its address."""
-    settings = home / "settings" / "@jupyterlab" / "notebook-extension"
-    settings.mkdir(parents=True)
-    # every output stays in the page, also those that are scrolled out of sight
-    (settings / "tracker.jupyterlab-settings").write_text(json.dumps({"windowingMode": "none"}))
+    """JupyterLab on `folder`, as `make lab` starts it for somebody new; yields its address."""
     port = free_port()
     arguments = (
         f"--no-browser --port={port} --ServerApp.port_retries=0 --IdentityProvider.token= "
@@ -162,16 +157,22 @@ def open_notebook(browser: Browser, address: str, name: str) -> Page:
     page.set_default_timeout(60_000)
     page.goto(f"{address}/lab/tree/{name}?reset")
     page.wait_for_function("window.jupyterapp && jupyterapp.shell.currentWidget?.context?.isReady")
-    wait_for(
-        page,
-        """async () => {
-            const panel = jupyterapp.shell.currentWidget;
-            await panel.context.ready;
-            await panel.sessionContext.ready;
-            await panel.sessionContext.session.kernel.info;
-        }""",
-    )
+    wait_for(page, f"async () => {{ {KERNEL_IS_READY} }}")
     return page
+
+
+KERNEL_IS_READY = """
+    const panel = jupyterapp.shell.currentWidget;
+    await panel.context.ready;
+    await panel.sessionContext.ready;
+    await panel.sessionContext.session.kernel.info;
+"""
+
+
+def open_another(page: Page, name: str) -> None:
+    """Another notebook in a tab of its own, its kernel ready; the first one is behind it now."""
+    opens = f"await jupyterapp.commands.execute('docmanager:open', {{ path: '{name}' }});"
+    wait_for(page, f"async () => {{ {opens} {KERNEL_IS_READY} }}")
 
 
 def wait_for(page: Page, function: str, argument: int | None = None, seconds: int = 120) -> None:

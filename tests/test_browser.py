@@ -6,6 +6,7 @@ bringing its explorer to a known state.
 """
 
 import html
+import io
 import re
 import shutil
 from collections.abc import Callable, Iterator
@@ -19,6 +20,7 @@ from browser import (
     chromium,
     lab,
     need_chromium,
+    open_another,
     open_notebook,
     run_all,
     run_cell,
@@ -27,6 +29,7 @@ from browser import (
 from explorers import MAKE
 from lesson_cells import fresh, needed
 from nbformat.v4 import new_code_cell, new_notebook
+from PIL import Image
 from playwright.sync_api import Browser, Locator, Page, expect
 
 from tools.publish.build import LESSONS
@@ -58,6 +61,19 @@ display(Predictions().ask("nasty", PROMPT, [PROMPT, "no"]))
 display(check_close(torch.ones(1), torch.ones(1), 1e-6, PROMPT))
 print(PROMPT, labels)
 """
+
+# what is gone with the kernel: an explorer, which has its picture, and a question, which has a text
+SAVED = (
+    """
+from tutorial_engine import load_model, load_tokenizer
+from tutorial_engine.learn import Predictions
+from tutorial_engine.viz import AttentionExplorer
+AttentionExplorer(load_model(), load_tokenizer(), "One day Ben")
+""",
+    """
+Predictions().ask("kept", "What stays?", ["the picture", "nothing"])
+""",
+)
 
 THREE_REQUESTS = """
 from tutorial_engine.viz import SchedulerExplorer
@@ -100,6 +116,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     nasty = notebook_of(EVERY_VIEW.replace("PROMPT", repr(NASTY)))
     nbformat.write(nasty, folder / "nasty.ipynb")
     nbformat.write(notebook_of(*explorer_cells()), folder / EXPLORERS)
+    nbformat.write(notebook_of(*SAVED), folder / "saved.ipynb")
     return folder
 
 
@@ -174,7 +191,7 @@ def choose(view: Locator, label: str, option: str) -> None:
 
 def hover(view: Locator, item: str, *said: str) -> None:
     """What is said of an item is hidden until the mouse is over it."""
-    mark = f'[id="{item}"]'
+    mark = f'[data-name="{item}"]'
     hot = view.locator("g.te-hot").filter(has=view.page.locator(mark))
     tip = hot.locator(".te-tip text")
     expect(tip).to_be_hidden()
@@ -302,11 +319,11 @@ def test_a_nasty_prompt_is_shown_literally_and_a_bad_one_refused(attention: Loca
 def test_filters_are_moved_by_keyboard_and_tokens_drawn(ran: Callable[[str], Page]) -> None:
     view = explorer(ran(EXPLORERS), "Sampling explorer")
     fill(view, "prompt", "One day")
-    expect(view.locator('[id="prompt"]')).to_contain_text("One·day")
+    expect(view.locator('[data-name="prompt"]')).to_contain_text("One·day")
     caption, temperature = view.locator(".te-caption"), view.get_by_role("slider").first
     temperature.focus()
     temperature.press("Home")
-    expect(view.locator('[id="stage1.0.0"]')).to_have_text("temperature 0: greedy")
+    expect(view.locator('[data-name="stage1.0.0"]')).to_have_text("temperature 0: greedy")
     press(view, "clear")
     expect(caption).to_contain_text("nothing is drawn")
     press(view, "draw 10")
@@ -320,14 +337,14 @@ def test_the_calculator_takes_a_config_and_refuses_what_it_cannot_count(
 ) -> None:
     view = explorer(ran(EXPLORERS), "Memory and speed calculator")
     view.get_by_role("button", name="Llama-2-7B", exact=True).press("Enter")
-    expect(view.locator('[id="sum1"]')).to_contain_text("= 524,288 bytes = 512 KiB")
+    expect(view.locator('[data-name="sum1"]')).to_contain_text("= 524,288 bytes = 512 KiB")
     area = view.locator("textarea")
     area.fill('{"model_type": "gpt2"}')
     area.press("Tab")
     expect(view.locator(".te-error")).to_contain_text("model_type is 'gpt2'")
     press(view, "Qwen3-0.6B")
     expect(view.locator(".te-error")).to_have_count(0)
-    expect(view.locator('[id="sum1"]')).to_contain_text("(224 KiB with 16 K/V heads)")
+    expect(view.locator('[data-name="sum1"]')).to_contain_text("(224 KiB with 16 K/V heads)")
 
 
 # -- of notebook 03: requests share steps ----------------------------------------------------------
@@ -344,6 +361,75 @@ def test_a_policy_is_chosen_and_play_runs_to_the_end(ran: Callable[[str], Page])
     view.locator(".widget-play button").first.click()
     expect(caption).to_have_text(re.compile(r"^Step (\d+) of \1, one rule"), timeout=60_000)
     expect(caption).to_contain_text("with this step")
+
+
+# -- what another picture, or another day, must not take away --------------------------------------
+
+
+def is_striped(page: Page, view: Locator) -> bool:
+    """Are there grey lines on white where its largest hatched box stands on the screen?"""
+    box = view.locator(".te-stripes").evaluate_all(
+        """(all) => all.map((one) => one.getBoundingClientRect()).map(
+            ({ x, y, width, height }) => ({ x, y, width, height }))
+            .reduce((one, two) => (one.width * one.height > two.width * two.height ? one : two))"""
+    )
+    png = page.screenshot(clip={**box, "height": min(box["height"], 60)})
+    grey = Image.open(io.BytesIO(png)).convert("L").tobytes()
+    dark = sum(value < 245 for value in grey) / len(grey)
+    return 0.1 < dark < 0.9 and max(grey) == 255
+
+
+def test_hatching_stays_when_other_explorers_are_out_of_view(ran: Callable[[str], Page]) -> None:
+    """With JupyterLab's own settings: what is scrolled away, or in another tab, is not drawn."""
+    page = ran(EXPLORERS)
+    views = page.locator(".te-together").filter(has=page.locator(".te-stripes"))
+    assert views.count() >= 5
+    for view in views.all():
+        view.locator(".te-stripes").first.scroll_into_view_if_needed()
+        view.locator("svg").scroll_into_view_if_needed()
+        assert is_striped(page, view), view.inner_text()
+    open_another(page, "saved.ipynb")  # all of them are in a hidden tab now
+    assert run_all(page) == []
+    panel = page.locator(".jp-NotebookPanel:not(.lm-mod-hidden)")
+    view = panel.locator(".te-together")
+    view.scroll_into_view_if_needed()
+    expect(view.locator("svg")).to_be_visible()
+    assert is_striped(page, view)
+    wait_for(page, "() => void jupyterapp.shell.currentWidget.close()")
+
+
+def test_what_was_saved_shows_by_itself_on_the_next_day(
+    browser: Browser, address: str, folder: Path
+) -> None:
+    """And it is live as long as its kernel is, also after the page was loaded again."""
+    file, name = folder / "saved.ipynb", "saved.ipynb"
+    page = open_notebook(browser, address, name)
+    assert run_all(page) == []
+    wait_for(page, "() => jupyterapp.commands.execute('docmanager:save')")
+    page.close()
+    page = open_notebook(browser, address, name)
+    scenes, stills = page.locator("svg.te-scene"), page.locator(".jp-OutputArea-output img")
+    expect(scenes).to_have_count(1)
+    expect(stills).to_have_count(0)
+    expect(page.get_by_role("radio").first).to_be_enabled()
+    wait_for(page, "() => jupyterapp.serviceManager.sessions.shutdownAll()")
+    page.close()
+
+    assert "widget-view" in file.read_text(encoding="utf-8")  # as every notebook saved so far
+    page = open_notebook(browser, address, name)
+    scenes, stills = page.locator("svg.te-scene"), page.locator(".jp-OutputArea-output img")
+    outputs = page.locator(".jp-OutputArea-output.jupyter-widgets")
+    expect(outputs).to_have_count(2)  # JupyterLab has given both up
+    expect(stills).to_have_count(1)
+    assert stills.evaluate("(one) => one.naturalWidth") > 300
+    expect(outputs.last).to_contain_text("Predict: What stays?")
+    expect(page.get_by_text("Run the cell to use it again.")).to_have_count(2)
+    for words in ("Error displaying widget", "Loading widget"):
+        expect(page.get_by_text(words)).to_have_count(0)
+    assert run_all(page) == []
+    expect(scenes).to_have_count(1)
+    expect(stills).to_have_count(0)
+    page.close()
 
 
 # -- a nasty text in every view, and the exported pages --------------------------------------------

@@ -75,7 +75,7 @@ def test_order_of_the_rooms_holds() -> None:
 def test_core_starts_quickly_and_without_what_only_notebooks_need() -> None:
     rooms = ", ".join(f"tutorial_engine.{room}" for room in CORE)
     code = (
-        "import json, sys, time, torch, safetensors.torch, tokenizers, tqdm.auto\n"
+        "import json, sys, time, torch, safetensors.torch, tokenizers, tqdm\n"
         f"began = time.process_time()\nimport {rooms}, tutorial_engine.lab.doctor\n"
         "seconds = time.process_time() - began\n"
         "print(json.dumps([sorted({n.split('.')[0] for n in sys.modules}), seconds]))"

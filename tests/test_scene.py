@@ -34,7 +34,7 @@ from tutorial_engine.viz.picture import Picture
 from tutorial_engine.viz.player import Frame
 from tutorial_engine.viz.scene import HATCHED, Scene
 from tutorial_engine.viz.softmax_view import RecordedSoftmax, softmax_frames
-from tutorial_engine.viz.style import PAPER
+from tutorial_engine.viz.style import INK, PAPER
 from tutorial_engine.viz.tokens import (
     SPACE,
     escape,
@@ -160,6 +160,30 @@ def test_text_stays_text_in_svg(words: str) -> None:
     assert texts(drawn(words, tip=words, hint=words)) == [words] * 3
     plain = drawn("plain", tip="plain", hint="plain").svg()
     assert drawn(words, tip=words, hint=words).svg().count("<") == plain.count("<")
+
+
+def test_two_pictures_on_a_page_share_no_id() -> None:
+    svg = drawn("words", tip="tip", hint="hint").svg()
+    assert not re.search(r"\sid=|url\(#|href", svg), "it means the first of a page, drawn or not"
+
+
+@given(
+    x=st.floats(0, 40),
+    y=st.floats(0, 40),
+    w=st.floats(0, 90),
+    h=st.floats(0, 40),
+    edge=st.booleans(),
+)
+def test_stripes_stay_inside_their_box(x: float, y: float, w: float, h: float, edge: bool) -> None:
+    scene = Scene(200, 100)
+    scene.rect("box", (x, y, w, h), HATCHED, **({"stroke": INK} if edge else {}))
+    found = re.search('class="te-stripes" d="([^"]+)"', scene.svg())
+    lines = re.findall(r"M([\d.]+) ([\d.]+)l([\d.]+) -([\d.]+)", found[1]) if found else []
+    assert bool(lines) or min(w, h) < 9.5, "from stripe to stripe there are 8.5 pixels"
+    for line in lines:
+        x0, y0, right, up = map(float, line)
+        assert right == up  # they all rise alike
+        assert x <= x0 and x0 + right <= x + w + 0.1 and y0 <= y + h + 0.1 and y <= y0 - up + 0.1
 
 
 def test_what_xml_cannot_carry_becomes_a_sign() -> None:

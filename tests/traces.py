@@ -38,7 +38,7 @@ from tutorial_engine.viz.cell_steps import (
 from tutorial_engine.viz.cell_view import cells_scene, heat_scale
 from tutorial_engine.viz.picture import Picture
 from tutorial_engine.viz.request_look import text_width
-from tutorial_engine.viz.scene import Scene
+from tutorial_engine.viz.scene import HATCHED, Scene
 
 SVG = "{http://www.w3.org/2000/svg}"
 NASTY = ["<script>alert(1)</script>", "naïve 😀 " + "x" * 80, '$x$ & "y" -- \']]>', "a\nb\x00c"]
@@ -339,9 +339,16 @@ class Words(NamedTuple):
 
 
 def items(shown: Picture | Scene) -> dict[str, ET.Element]:
-    """The named items of a scene's SVG."""
+    """The named items of a scene's SVG. One that stripes lie on is filled with HATCHED."""
     svg = shown.svg if isinstance(shown, Picture) else shown.svg()
-    return {e.attrib["id"]: e for e in ET.fromstring(svg).iter() if "id" in e.attrib}
+    found: dict[str, ET.Element] = {}
+    last = None
+    for e in ET.fromstring(svg).iter():
+        if "data-name" in e.attrib:
+            found[e.attrib["data-name"]] = last = e
+        elif e.get("class") == "te-stripes" and last is not None:
+            last.set("fill", HATCHED)
+    return found
 
 
 def box(element: ET.Element) -> tuple[float, float, float, float]:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from tqdm.auto import tqdm
+from tqdm import tqdm
 
 from tutorial_engine.cache.storage import KVStorage
 from tutorial_engine.engine.request import ScheduledRequest

@@ -1,7 +1,8 @@
 """What all explorers share: steps, controls, and three representations.
 
 Live it is stock ipywidgets around one SVG that is replaced in place; saved, exported or opened
-without running it is the same scene as a PNG with its caption. Knows no lesson.
+without running it is the same scene as a PNG with its caption (in JupyterLab by `labextension/`).
+Knows no lesson.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from tutorial_engine.viz.player import Frame, film_of, look_at
-from tutorial_engine.viz.scene import CSS, DEFS, plain
+from tutorial_engine.viz.scene import CSS, PATTERN, plain
 from tutorial_engine.viz.style import FONT, PAPER
 from tutorial_engine.viz.tokens import escape
 
@@ -53,7 +53,7 @@ def moving(
         '<svg xmlns="http://www.w3.org/2000/svg" class="te-scene" '
         f'viewBox="{x} {y} {width} {height}" width="{width}" '
         f'height="{height}" font-family="{FONT}, sans-serif" role="img">'
-        f"<title>{escape(words)}</title><style>{css}</style>{DEFS}"
+        f"<title>{escape(words)}</title><style>{css}</style>{PATTERN}"
         f'<rect x="{x}" y="{y}" width="{width}" height="{height}" fill="{PAPER}"/>'
         f"{''.join(parts)}</svg>\n"
     )

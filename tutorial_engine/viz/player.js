@@ -16,10 +16,12 @@ const parts = film.items.map(({ tag, tracks, tip }) => {
   const element = make(tag);
   let words = null;
   if (tip) {
-    const group = make("g"), over = make("g"), cover = make("use");
+    const group = make("g"), over = make("g"), cover = make("rect");
     words = make("text");
     group.setAttribute("class", "te-hot");
-    cover.setAttribute("href", "#te-cover");
+    for (const [name, value] of Object.entries({ y: -15, width: 2000, height: 21, fill: "#ffffff" })) {
+      cover.setAttribute(name, value);  // white below a tip, so that it can be read
+    }
     over.setAttribute("class", "te-tip");
     over.append(cover, words);
     group.append(element, over);

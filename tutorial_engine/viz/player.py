@@ -13,7 +13,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tutorial_engine.viz.scene import CSS, DEFS, Item, Scene, plain
+from tutorial_engine.viz.scene import CSS, PATTERN, Item, Scene, plain
 from tutorial_engine.viz.style import FONT, INK, PAPER, QUIET
 from tutorial_engine.viz.tokens import escape
 
@@ -83,7 +83,7 @@ def player(
         lead=f'<p class="lead">{escape(lead)}</p>\n' if lead else "",
         css=CSS,
         style=_STYLE,
-        defs=DEFS,
+        pattern=PATTERN,
         font=f"{FONT}, sans-serif",
         box=escape(film["boxes"][0][1]),
         wide=plain(LARGEST * every[0].scene.width),
@@ -319,8 +319,8 @@ _PAGE = """<!doctype html>
 {lead}{choices}<p id="caption" aria-live="polite">{caption}</p>
 <div id="view" tabindex="0" role="region" aria-label="picture">
 <svg id="stage" xmlns="http://www.w3.org/2000/svg" class="te-scene" viewBox="{box}" role="img"
- aria-labelledby="caption" style="max-width:{wide}px">{defs}
-<g id="all" font-family="{font}"></g></svg>
+ aria-labelledby="caption" style="max-width:{wide}px">
+{pattern}<g id="all" font-family="{font}"></g></svg>
 </div>
 <p class="keys hint">The picture is wider than this screen: swipe it,
 or turn the phone sideways.</p>

@@ -4,6 +4,7 @@ Knows shapes, places and escaping; knows no engine and no widget. Items have ids
 scenes of one view can be compared item by item.
 """
 
+import math
 import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,7 +15,7 @@ import matplotlib
 import resvg_py
 
 from tutorial_engine.viz.picture import Picture, small_png
-from tutorial_engine.viz.style import FONT, INK, PAPER, QUIET
+from tutorial_engine.viz.style import FONT, INK, PAPER, QUIET, RULE
 from tutorial_engine.viz.tokens import escape, written
 
 Value = str | float | int
@@ -73,25 +74,32 @@ class Scene:
         self.add(name, "rect", "", tip, x=x, y=y, width=width, height=height, fill=fill, **more)
 
     def svg(self) -> str:
-        """The whole scene as one SVG element. Hovering is CSS alone: no script."""
+        """The whole scene as one SVG element. Hovering is CSS alone: no script.
+
+        Nothing in it has an id. A page may show two pictures, or one of them twice, and browsers
+        resolve an id to the first of them, also where that one is hidden and so not drawn.
+        """
         w, h = plain(self.width), plain(self.height)
         x, y = self.tip_at
         parts = [
             f'<svg xmlns="http://www.w3.org/2000/svg" class="te-scene" viewBox="0 0 {w} {h}" '
             f'width="{w}" height="{h}" font-family="{FONT}, sans-serif">',
-            f"<style>{CSS}</style>{DEFS}",
+            f"<style>{CSS}</style>",
             f'<rect width="{w}" height="{h}" fill="{PAPER}"/>',
         ]
         place = f"translate({plain(x)},{plain(y)})"
         if self.hint:
             parts.append(f'<text class="te-hint" transform="{place}">{escape(self.hint)}</text>')
         for name, item in self.items.items():
-            look = item.attributes.items()
-            attributes = "".join([f' {k}="{_attribute(v)}"' for k, v in look])
+            look = dict(item.attributes)
+            stripes = ""
+            if look.get("fill") == HATCHED:
+                look["fill"], stripes = PAPER, _stripes(look)
+            attributes = "".join([f' {k}="{_attribute(v)}"' for k, v in look.items()])
             inside = f">{escape(item.text)}</{item.tag}>" if item.text else "/>"
-            element = f'<{item.tag} id="{escape(name)}"{attributes}{inside}'
+            element = f'<{item.tag} data-name="{escape(name)}"{attributes}{inside}{stripes}'
             if item.tip:
-                words = f'<use href="#te-cover"/><text>{escape(item.tip)}</text>'
+                words = f"{COVER}<text>{escape(item.tip)}</text>"
                 tip = f'<g class="te-tip" transform="{place}">{words}</g>'
                 element = f'<g class="te-hot">{element}{tip}</g>'
             parts.append(element)
@@ -123,20 +131,49 @@ class Scene:
         return Picture(still.svg(), still.png(zoom), caption)
 
 
+# The fill of a rectangle with stripes: `svg` draws them one by one. A file that is one picture and
+# no more (a player, a moving picture) has the pattern of this id.
+HATCHED = "url(#te-hatch)"
+GAP, STRIPE = 6.0, 1.6  # pixels from stripe to stripe, and the width of one
+PATTERN = (
+    f'<defs><pattern id="te-hatch" width="{GAP:g}" height="{GAP:g}" patternUnits="userSpaceOnUse" '
+    f'patternTransform="rotate(45)"><rect width="{GAP:g}" height="{GAP:g}" fill="{PAPER}"/>'
+    f'<rect width="{STRIPE:g}" height="{GAP:g}" fill="{RULE}"/></pattern></defs>'
+)
+
 # The same for every scene: a page has one style, whatever scenes are on it.
 CSS = (
     ".te-scene{max-width:100%}.te-tip{display:none}.te-hot:hover>.te-tip{display:inline}"
     ".te-hot:hover>:first-child{stroke:#1b2733;stroke-width:2.5}"
     f".te-tip text,.te-hint{{font-size:13px;fill:{INK}}}.te-hint{{fill:{QUIET}}}"
     ".te-cell{stroke:#ffffff;stroke-width:.5}"
+    f".te-stripes{{stroke:{RULE};stroke-width:{STRIPE};pointer-events:none}}"
 )
-DEFS = (
-    '<defs><pattern id="te-hatch" width="6" height="6" patternUnits="userSpaceOnUse" '
-    'patternTransform="rotate(45)"><rect width="6" height="6" fill="#ffffff"/>'
-    '<rect width="1.6" height="6" fill="#d3d9de"/></pattern>'
-    f'<rect id="te-cover" y="-15" width="2000" height="21" fill="{PAPER}"/></defs>'
-)
-HATCHED = "url(#te-hatch)"
+# White below a tip, so that it can be read on what is there.
+COVER = f'<rect y="-15" width="2000" height="21" fill="{PAPER}"/>'
+
+
+def _stripes(look: Mapping[str, Value]) -> str:
+    """A path of "/" stripes inside a rectangle with these attributes; in line with its neighbours'.
+
+    They end short of its edge by half of the edge, and by what their own ends stand out.
+    """
+    x, y, w, h = (float(look.get(name, 0)) for name in ("x", "y", "width", "height"))
+    edge = 0.0 if look.get("stroke", "none") == "none" else float(look.get("stroke-width", 1))
+    inset = edge / 2 + STRIPE / 8**0.5
+    left, right, top, low = x + inset, x + w - inset, y + inset, y + h - inset
+    if left >= right or top >= low:
+        return ""
+    apart = GAP * 2**0.5  # along x, and a stripe is where x + y = apart * (k + a part)
+    part = STRIPE / GAP / 2
+    lines = []
+    for k in range(math.ceil((left + top) / apart - part), math.ceil((right + low) / apart - part)):
+        total = apart * (k + part)
+        start = max(left, total - low)
+        length = min(right, total - top) - start
+        lines.append(f"M{start:.1f} {total - start:.1f}l{length:.1f} {-length:.1f}")
+    pale = f' opacity="{plain(look["opacity"])}"' if "opacity" in look else ""
+    return f'<path class="te-stripes" d="{"".join(lines)}"{pale}/>'
 
 
 def plain(value: Value) -> str:

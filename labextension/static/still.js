@@ -1,0 +1,58 @@
+// A widget lives in a kernel. A notebook that is opened on the next day has its picture (or text)
+// beside it in the same output, but JupyterLab shows "Loading widget..." and then "Error displaying
+// widget: model not found" in their place. This shows the picture, until the widget is there.
+// JupyterLab loads this file as it is: it is written as a module that others build.
+"use strict";
+(window._JUPYTERLAB ??= {})["tutorial-engine-still"] = {
+  init(shared) {
+    this.shared = shared;
+  },
+  async get() {
+    const [rendermime] = Object.values(this.shared["@jupyterlab/rendermime"]);
+    const { IRenderMimeRegistry } = (await rendermime.get())();
+    const plugin = { id: "tutorial-engine-still:plugin", autoStart: true, requires: [IRenderMimeRegistry], activate };
+    return () => ({ __esModule: true, default: plugin });
+  },
+};
+
+const WIDGET = "application/vnd.jupyter.widget-view+json";
+const HINT = "As it was when this cell ran. Run the cell to use it again.";
+
+function activate(app, registry) {
+  const kind = Object.getPrototypeOf(registry);  // of every notebook's own registry, too
+  const create = kind.createRenderer;
+  kind.createRenderer = function (mimeType) {
+    const renderer = create.call(this, mimeType);
+    if (mimeType === WIDGET) keepStill(this, renderer);
+    return renderer;
+  };
+}
+
+function keepStill(registry, renderer) {
+  const render = renderer.renderModel;
+  renderer.renderModel = function (model) {
+    const { [WIDGET]: _, ...rest } = model.data;
+    const other = registry.preferredMimeType(rest, model.trusted ? "any" : "ensure");
+    if (other) new MutationObserver(() => show(registry, renderer, other, model)).observe(renderer.node, { childList: true });
+    return render.call(this, model);
+  };
+}
+
+// What the widget's own renderer says without a widget is plain text: then the picture comes there.
+// It goes by itself when the widget comes: that empties the node.
+async function show(registry, renderer, mimeType, model) {
+  const said = renderer.node.textContent;
+  if (!said || renderer.node.childElementCount) return;
+  const still = registry.createRenderer(mimeType);
+  await still.renderModel(model);
+  if (renderer.node.childElementCount || renderer.node.textContent !== said) return;
+  still.addClass("jp-OutputArea-output");
+  const nodes = [still.node];
+  if (said.startsWith("Error")) {
+    const hint = document.createElement("div");
+    hint.textContent = HINT;
+    hint.style.cssText = "font-size:var(--jp-ui-font-size1);color:var(--jp-ui-font-color2);padding:2px 0 6px";
+    nodes.push(hint);
+  }
+  renderer.node.replaceChildren(...nodes);
+}
