@@ -137,7 +137,8 @@ bench: $(READY)
 	$(BIN)/python -m tools.bench.plots bench.json bench.png
 
 # This engine beside vLLM itself, which it installs in .venv-vllm (Linux; minutes, once): new runs of
-# vLLM decided here again, examples/ on both, tokens a second. Writes docs/bench/vllm.md.
+# vLLM decided here again, requests ended in every way, what its methods take, examples/ on both,
+# tokens a second. Writes docs/bench/vllm.md.
 vllm: $(READY)
 	$(BIN)/python -m tools.vllm $(if $(SEED),--seed $(SEED)) --runs $(RUNS) $(VLLM_ARGS)
 

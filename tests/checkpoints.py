@@ -145,6 +145,14 @@ def edit_config(folder: Path, remove: Sequence[str] = (), **changes: Any) -> Pat
     return folder
 
 
+def edit_json(folder: Path, name: str, **changes: Any) -> Path:
+    """Change keys of a JSON file in place; begin it where there is none."""
+    file = folder / name
+    raw = json.loads(file.read_text()) if file.exists() else {}
+    file.write_text(json.dumps({**raw, **changes}))
+    return folder
+
+
 def edit_tensors(folder: Path, edit: Callable[[dict[str, Tensor]], object]) -> Path:
     """Load model.safetensors, let `edit` change the dict, write it back."""
     file = folder / "model.safetensors"

@@ -303,7 +303,8 @@ def test_planted_bug_is_caught(memory: str, name: str) -> None:
             error = failure(workload)
         if error is not None:
             print(number, type(error).__name__, str(error)[:150])
-            assert isinstance(error, AssertionError | ValueError)
+            is_stuck = "planned nothing" in str(error)  # a memory that leaks has no room
+            assert isinstance(error, AssertionError | ValueError) or is_stuck
             assert failure(workload) is None, "without it, all is well"
             return
     pytest.fail("600 workloads did not show it")

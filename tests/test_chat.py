@@ -7,12 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from checkpoints import save_tokenizer
+from checkpoints import edit_json, save_random, save_tokenizer
+from tokenizers import Tokenizer, processors
 from transformers import PreTrainedTokenizerFast
 
 from tutorial_engine.engine import chat
 from tutorial_engine.engine.chat import ChatTemplate, load_chat_template
-from tutorial_engine.model.checkpoint import TINY, resolve_checkpoint
+from tutorial_engine.engine.generate import generate
+from tutorial_engine.engine.llm import LLM
+from tutorial_engine.model.checkpoint import TINY, load_model, load_tokenizer, resolve_checkpoint
+from tutorial_engine.sampling.params import SamplingParams
 
 QWEN = """\
 {%- if messages[0].role == 'system' %}
@@ -145,6 +149,38 @@ def test_rendered_as_transformers_does(tmp_path: Path, name: str, chat: str) -> 
         assert text and text == theirs(folder, CHATS[chat], **options)
 
 
+EVERY = "|".join(
+    f"{{{{ {name} }}}}"
+    for name in (
+        *("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token"),
+        *("mask_token", "image_token", "boi", "additional_special_tokens", "add_bos_token"),
+    )
+)
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"tokenizer_config": {"sep_token": "A", "mask_token": None, "image_token": "<image>"}},
+        {"tokenizer_config": {"extra_special_tokens": {"boi": "<boi>"}, "add_bos_token": True}},
+        {"tokenizer_config": {"additional_special_tokens": ["<x>"], "pad_token": ""}},
+        {"special_tokens_map": {"bos_token": {"content": "<b>", "lstrip": True}, "cls_token": "A"}},
+        {"special_tokens_map": {"bos_token": None, "additional_special_tokens": ["<x>"]}},
+        {
+            "special_tokens_map": {"bos_token": "<b>", "unk_token": "A"},
+            "tokenizer_config": {"added_tokens_decoder": {}, "unk_token": "B"},
+        },
+    ],
+)
+def test_a_template_may_name_what_it_may_name_in_transformers(
+    tmp_path: Path, files: dict[str, Any]
+) -> None:
+    folder = save(tmp_path, {"chat_template": EVERY})
+    for name, content in files.items():
+        edit_json(folder, f"{name}.json", **content)
+    assert ours(folder, USER) == theirs(folder, USER) != "|" * 10
+
+
 @pytest.mark.parametrize("form", ["string", "list", "file", "file before string"])
 def test_template_is_found_wherever_it_is_kept(tmp_path: Path, form: str) -> None:
     other = "other{{ messages[0].content }}"
@@ -163,6 +199,23 @@ def test_template_is_found_wherever_it_is_kept(tmp_path: Path, form: str) -> Non
     text = ours(folder, CHATS["a conversation"])
     assert text == theirs(folder, CHATS["a conversation"], add_generation_prompt=True)
     assert "<|im_start|>" in text
+
+
+@pytest.mark.parametrize("default", [None, "{{ messages[0].content }}"])
+def test_one_of_several_templates_is_asked_for_by_its_name(
+    tmp_path: Path, default: str | None
+) -> None:
+    folder = save(tmp_path, {"chat_template": "this is none of them"}, default)
+    (folder / "additional_chat_templates").mkdir()
+    (folder / "additional_chat_templates" / "tool_use.jinja").write_text(LINES)
+    asked, text = load_chat_template(folder, "tool_use"), load_chat_template(folder, "as it is")
+    assert asked is not None and text is not None
+    assert asked.render(USER) == theirs(folder, USER, chat_template="tool_use") == "user: Hello\n"
+    assert text.render(USER) == theirs(folder, USER, chat_template="as it is") == "as it is"
+    if default is None:
+        assert load_chat_template(folder) is None
+    else:
+        assert ours(folder, USER) == theirs(folder, USER) == "Hello"
 
 
 def test_special_tokens_may_be_objects(tmp_path: Path) -> None:
@@ -215,6 +268,79 @@ def test_what_is_no_text_is_refused(content: Any) -> None:
         ChatTemplate(LINES).render([{"role": "user", "content": content}])
 
 
+# -- what the tokenizer makes of it --------------------------------------------------------------
+
+WITH_BOS = "{{ bos_token }}{% for m in messages %}{{ m['content'] }}{{ eos_token }}{% endfor %}"
+
+
+def save_with_ends(folder: Path) -> Path:
+    """A random model with a tokenizer that adds <s> and </s>, and a template that writes them."""
+    save_random(folder, vocab_size=300)
+    save(folder, {"chat_template": WITH_BOS})
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.add_special_tokens([*SPECIAL.values()])
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A </s>",
+        special_tokens=[(token, tokenizer.token_to_id(token)) for token in SPECIAL.values()],
+    )
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return folder
+
+
+def test_a_prompt_from_a_template_gets_no_further_special_tokens(tmp_path: Path) -> None:
+    folder = save_with_ends(tmp_path)
+    theirs = PreTrainedTokenizerFast.from_pretrained(folder)
+    ids = theirs.apply_chat_template(USER, tokenize=True, return_dict=False)
+    assert ids == [256, *theirs.encode("Hello", add_special_tokens=False), 257]
+    tokenizer, template = load_tokenizer(folder), load_chat_template(folder)
+    assert template is not None
+    prompt = template.prompt(tokenizer, USER)
+    assert prompt == {"prompt": "<s>Hello</s>", "prompt_token_ids": ids}
+    greedy, model = SamplingParams(temperature=0, max_tokens=3), load_model(folder)
+    (by_loop,) = generate(model, prompt, greedy, tokenizer=tokenizer)
+    (by_chat,) = LLM(folder).chat(USER, greedy, use_tqdm=False)
+    written = {"chat_template": "{{ bos_token }}Hello</s>", "use_tqdm": False}
+    (other,) = LLM(folder).chat([USER], greedy, **written)
+    for output in (by_loop, by_chat, other):
+        assert list(output.prompt_token_ids) == ids and output.prompt == "<s>Hello</s>"
+        assert output.outputs[0].token_ids == by_loop.outputs[0].token_ids
+    (plain,) = LLM(folder).generate("Hello", greedy, use_tqdm=False)
+    assert list(plain.prompt_token_ids) == ids, "a plain text still gets them"
+
+
+def test_the_recipe_of_the_docs_gives_these_tokens(tmp_path: Path) -> None:
+    folder = save_with_ends(tmp_path)
+    page = (Path(__file__).parent.parent / "docs" / "python.md").read_text(encoding="utf-8")
+    (recipe,) = [block for block in page.split("```") if "load_chat_template" in block]
+    names: dict[str, Any] = {}
+    exec(recipe.removeprefix("python").replace('"Qwen/Qwen3-0.6B"', repr(str(folder))), names)
+    theirs = PreTrainedTokenizerFast.from_pretrained(folder)
+    ids = theirs.apply_chat_template(names["messages"], tokenize=True, return_dict=False)
+    assert list(names["answer"].prompt_token_ids) == ids
+
+
+def test_the_template_is_that_of_the_tokenizers_folder(tmp_path: Path) -> None:
+    mine = save_with_ends(tmp_path / "mine")
+    other = save(tmp_path / "other", {"chat_template": "other{{ bos_token }}", "bos_token": "<o>"})
+    without = save(tmp_path / "without")
+    model, tokenizer = load_model(mine), load_tokenizer(mine)
+
+    def prompt(model: Any, **options: Any) -> str | None:
+        params = SamplingParams(temperature=0, max_tokens=1)
+        return LLM(model, **options).chat(USER, params, use_tqdm=False)[0].prompt
+
+    assert prompt(mine) == prompt(mine, tokenizer=tokenizer) == "<s>Hello</s>"
+    assert prompt(mine, tokenizer=other) == prompt(model, tokenizer=str(other)) == "other<o>"
+    for options in (
+        {"model": mine, "tokenizer": without},
+        {"model": model, "tokenizer": tokenizer},
+    ):
+        with pytest.raises(ValueError, match="no chat template: hand one in"):
+            prompt(**options)
+    with pytest.raises(ValueError, match="the conversation is text: pass tokenizer"):
+        prompt(mine, skip_tokenizer_init=True)
+
+
 # -- what is absent or damaged ------------------------------------------------------------------
 
 
@@ -231,6 +357,9 @@ def test_checkpoint_without_a_template_has_none(tmp_path: Path) -> None:
         ("{not json", r"tokenizer_config\.json is damaged"),
         ('{"chat_template": [{"name": "default", "template": 7}]}', "json is damaged"),
         ('{"chat_template": "x", "bos_token": {"id": 7}}', "json is damaged"),
+        ('{"chat_template": 7}', "json is damaged"),
+        ('{"chat_template": ["x"]}', "json is damaged"),
+        ("[]", r"tokenizer_config\.json is damaged"),
         ('{"chat_template": "{% for m in messages %}"}', "template is damaged"),
         ('{"chat_template": "{{ %s"}' % ("(" * 5000), "template is damaged"),
     ],
@@ -238,6 +367,10 @@ def test_checkpoint_without_a_template_has_none(tmp_path: Path) -> None:
 def test_what_is_damaged_is_named(tmp_path: Path, text: str, words: str) -> None:
     (tmp_path / "tokenizer_config.json").write_text(text)
     with pytest.raises(ValueError, match=words):
+        load_chat_template(tmp_path)
+    (tmp_path / "tokenizer_config.json").unlink()
+    (tmp_path / "chat_template.jinja").write_bytes(b"\xff")
+    with pytest.raises(ValueError, match=r"a chat template in .* is damaged"):
         load_chat_template(tmp_path)
 
 

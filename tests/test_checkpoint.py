@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 from checkpoints import (
     BASE,
     edit_config,
+    edit_json,
     edit_tensors,
     fp32_tolerance,
     largest_difference,
@@ -21,14 +23,22 @@ from checkpoints import (
     our_logits,
     random_sequences,
     reference_logits,
+    save_tokenizer,
 )
 from conftest import MakeCheckpoint
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer, processors
 from torch import Tensor
-from transformers import AutoConfig
+from transformers import AutoConfig, AutoTokenizer
 
-from tutorial_engine.model.checkpoint import load_model, load_tokenizer, resolve_checkpoint
+from tutorial_engine.engine.engine import LLMEngine
+from tutorial_engine.engine.generate import generate
+from tutorial_engine.engine.llm import LLM
+from tutorial_engine.engine.request import RequestOutput
+from tutorial_engine.model.checkpoint import TINY, load_model, load_tokenizer, resolve_checkpoint
 from tutorial_engine.model.config import ModelConfig
+from tutorial_engine.model.tokenizer import eos_token_id, read_text_settings
+from tutorial_engine.sampling.params import SamplingParams
 
 IDS = random_sequences([9, 4], 97)
 QKV = "model.layers.1.self_attn.{}_proj.weight"
@@ -186,6 +196,79 @@ def test_broken_index_is_refused(make_checkpoint: MakeCheckpoint, damage: Edit, 
         load_model(folder)
 
 
+def beside(name: str) -> Edit:
+    """One more file of weights, which are those that are there."""
+    return lambda folder: shutil.copy(min(folder.glob("model*.safetensors")), folder / name)
+
+
+def unnamed(folder: Path) -> None:
+    """A shard that the index has forgotten."""
+    raw = json.loads((folder / "model.safetensors.index.json").read_text())
+    last = max(raw["weight_map"].values())
+    kept = {name: file for name, file in raw["weight_map"].items() if file != last}
+    index(json.dumps({"weight_map": kept}))(folder)
+
+
+def without_shards(folder: Path) -> None:
+    beside("model.safetensors")(folder)
+    for shard in folder.glob("model-*"):
+        shard.unlink()
+
+
+SHARDS, ONE = {"max_shard_size": "20KB"}, dict[str, Any]()
+TWO: list[tuple[dict[str, Any], Edit, str]] = [
+    (SHARDS, beside("model.safetensors"), r"index\.json, and beside it model\.safetensors"),
+    (SHARDS, without_shards, r"index\.json, and beside it model\.safetensors"),
+    (
+        SHARDS,
+        beside("model-00009-of-00009.safetensors"),
+        "index.json, and beside it model-00009-of",
+    ),
+    (SHARDS, unnamed, "index.json, and beside it model-000"),
+    (SHARDS, beside("model.fp16.safetensors"), r"index.json, and beside it model\.fp16"),
+    (
+        SHARDS,
+        lambda f: (f / "model.safetensors.index.fp16.json").write_text("{}"),
+        r"index.json, and beside it model\.safetensors\.index\.fp16\.json",
+    ),
+    (SHARDS, beside("backup.safetensors"), r"in both model-00001-.* and backup\.safetensors"),
+    (ONE, beside("model-00001-of-00002.safetensors"), r"model\.safetensors, and beside it model-0"),
+    (ONE, beside("model_old.safetensors"), r"model\.safetensors, and beside it model_old"),
+    (ONE, beside("backup.safetensors"), r"in both model\.safetensors and backup\.safetensors"),
+]
+
+
+@pytest.mark.parametrize(("shape", "add", "words"), TWO, ids=range(len(TWO)))
+def test_two_checkpoints_in_one_folder_are_refused_with_both_names(
+    make_checkpoint: MakeCheckpoint, shape: dict[str, Any], add: Edit, words: str
+) -> None:
+    folder = make_checkpoint(**shape)
+    add(folder)
+    with pytest.raises(ValueError, match=words) as told:
+        load_model(folder)
+    assert str(folder) in str(told.value) and "move one" in str(told.value)
+
+
+@pytest.mark.parametrize("shape", [ONE, SHARDS], ids=["one file", "shards"])
+def test_what_is_no_second_checkpoint_may_lie_beside(
+    make_checkpoint: MakeCheckpoint, shape: dict[str, Any]
+) -> None:
+    folder = make_checkpoint(**shape)
+    before = logits_of(folder)
+    beside("consolidated.safetensors")(folder)  # the same in Mistral's format, as in its releases
+    save_file({"lora_A": torch.ones(2, 2)}, folder / "adapter_model.safetensors")
+    (folder / "optimizer.safetensors").write_text("version https://git-lfs.github.com/spec/v1")
+    (folder / "lost.safetensors").symlink_to(folder / "nowhere")
+    for name in ("pytorch_model.bin", "pytorch_model.bin.index.json", "model.safetensors.bak"):
+        (folder / name).write_text("{}")
+    (folder / "old").mkdir()
+    beside("old/model.safetensors")(folder)
+    if shape is ONE:
+        names = dict.fromkeys(load_file(folder / "model.safetensors"), "model.safetensors")
+        index(json.dumps({"weight_map": names}))(folder)  # an index of one file
+    assert torch.equal(logits_of(folder), before)
+
+
 SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers")
 SIZES += ("num_attention_heads",)
 
@@ -232,6 +315,219 @@ def test_tokenizer_gives_any_text_back_and_a_broken_one_is_named(
         load_tokenizer(tmp_path)
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(ValueError, match=r"tokenizer\.json is damaged"):
+        load_tokenizer(tmp_path)
+
+
+# How tokenizer.json is changed, after training or by it
+Change = Callable[[Tokenizer], object]
+BOS_AND_EOS = processors.TemplateProcessing(
+    single="A:0 $A:0 B:0", special_tokens=[("A", 32), ("B", 33)]
+)
+TRAINED: dict[str, Change] = {
+    "truncation": lambda t: t.enable_truncation(8, stride=2, strategy="only_first"),
+    "truncation on the left": lambda t: t.enable_truncation(3, direction="left"),
+    "padding": lambda t: t.enable_padding(pad_id=5, pad_token="A", length=16),
+    "padding to a multiple": lambda t: t.enable_padding(
+        direction="left", pad_id=5, pad_token="A", pad_to_multiple_of=7
+    ),
+    "both": lambda t: (t.enable_truncation(8), t.enable_padding(length=30, pad_token="A")),
+    "special tokens": lambda t: setattr(t, "post_processor", BOS_AND_EOS),
+    "added tokens": lambda t: t.add_special_tokens(["<s>", "<|im_end|>"]),
+}
+TEXT_OF_TOKENS = "A red  kite.<|im_end|> <s>\n<think>AB <tool>  B</think>é"
+
+
+def their_tokenizer(folder: Path) -> Any:
+    """Beside a config.json of Qwen3, and told to take tokenizer.json as it is."""
+    edit_json(folder, "tokenizer_config.json", tokenizer_class="PreTrainedTokenizerFast")
+    (folder / "config.json").write_text(json.dumps(QWEN3_06B))
+    return AutoTokenizer.from_pretrained(folder)
+
+
+def assert_the_same_tokens(folder: Path) -> None:
+    """As transformers: ids with and without special tokens, added tokens with their flags."""
+    theirs, ours = their_tokenizer(folder), load_tokenizer(folder)
+    for special in (True, False):
+        ids = theirs.encode(TEXT_OF_TOKENS, add_special_tokens=special)
+        assert ours.encode(TEXT_OF_TOKENS, add_special_tokens=special).ids == ids
+    added = ours.get_added_tokens_decoder()
+    assert repr(sorted(added.items())) == repr(sorted(theirs.added_tokens_decoder.items()))
+    assert eos_token_id(folder, ours) == theirs.eos_token_id
+    assert read_text_settings(folder).special_tokens == theirs.special_tokens_map
+
+
+def save_changed_tokenizer(folder: Path, *changes: Change) -> Tokenizer:
+    save_tokenizer(folder)
+    file = str(folder / "tokenizer.json")
+    tokenizer = Tokenizer.from_file(file)
+    for change in changes:
+        change(tokenizer)
+    tokenizer.save(file)
+    return tokenizer
+
+
+@pytest.mark.parametrize("change", TRAINED)
+def test_a_prompt_is_neither_cut_nor_padded(tmp_path: Path, change: str) -> None:
+    save_changed_tokenizer(tmp_path, TRAINED[change])
+    edit_json(tmp_path, "tokenizer_config.json", pad_token="A")
+    assert_the_same_tokens(tmp_path)
+    tokenizer = load_tokenizer(tmp_path)
+    assert tokenizer.truncation is tokenizer.padding is None
+    as_it_lies = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    if as_it_lies.truncation or as_it_lies.padding:
+        for run in (partial(LLMEngine, load_model()), partial(LLM, load_model())):
+            with pytest.raises(ValueError, match=r"prompts by its .* call tokenizer\.no_"):
+                run(tokenizer=as_it_lies)
+    batch = tokenizer.encode_batch([TEXT_OF_TOKENS, "é"])
+    alone = [tokenizer.encode(text) for text in (TEXT_OF_TOKENS, "é")]
+    assert [one.ids for one in batch] == [one.ids for one in alone]
+
+
+def test_a_text_is_the_same_tokens_each_time(tmp_path: Path) -> None:
+    """Dropout of merges is for training."""
+    shutil.copytree(TINY, tmp_path, dirs_exist_ok=True)
+    raw = json.loads((tmp_path / "tokenizer.json").read_text())
+    edit_json(tmp_path, "tokenizer.json", model={**raw["model"], "dropout": 0.5})
+    text, tokenizer = "Once upon a time there was a little girl", load_tokenizer(tmp_path)
+    ids = load_tokenizer().encode(text).ids
+    assert all(tokenizer.encode(text).ids == ids for _ in range(5))
+
+
+def flagged(content: str, **flags: bool) -> dict[str, Any]:
+    """A token as tokenizer_config.json writes it."""
+    off = dict.fromkeys(("lstrip", "rstrip", "normalized", "single_word", "special"), False)
+    return {"content": content, **off, **flags}
+
+
+def typed(content: str, **flags: bool) -> dict[str, Any]:
+    return {**flagged(content, **flags), "__type": "AddedToken"}
+
+
+END = flagged("<|im_end|>", special=True)
+# File by file what is said beside a tokenizer.json of 256 bytes.
+SAID: dict[str, dict[str, Any]] = {
+    "an end that is no token yet": {"tokenizer_config": {"eos_token": "<|im_end|>"}},
+    "an end that is a byte": {"tokenizer_config": {"eos_token": "B"}},
+    "an end with flags": {"tokenizer_config": {"eos_token": typed("<|im_end|>", lstrip=True)}},
+    "no end": {"tokenizer_config": {"eos_token": None, "pad_token": "<s>"}},
+    "all names": {
+        "tokenizer_config": {
+            "tool_token": typed("<tool>", rstrip=True),
+            "image_token": "<think>",
+            **{f"{name}_token": f"<{name}>" for name in ("mask", "cls", "s", "unk", "eos", "bos")},
+        }
+    },
+    "added tokens": {
+        "tokenizer_config": {
+            "eos_token": "<|im_end|>",
+            "added_tokens_decoder": {
+                "257": flagged("<think>"),
+                "256": END,
+                "258": flagged("</think>", lstrip=True, normalized=True),
+                "32": flagged("A", single_word=True, rstrip=True),
+            },
+        },
+        "special_tokens_map": {"eos_token": "<s>"},  # an older file, which does not count then
+        "added_tokens": {"<tool>": 259},
+    },
+    "a named token without the flag": {
+        "tokenizer_config": {
+            "eos_token": "<|im_end|>",
+            "added_tokens_decoder": {"256": {**END, "special": False}},
+        }
+    },
+    "additional": {"tokenizer_config": {"additional_special_tokens": ["<s>", typed("<tool>")]}},
+    "extra": {"tokenizer_config": {"extra_special_tokens": ["<tool>", "<s>"], "eos_token": "<s>"}},
+    "extra with names": {"tokenizer_config": {"extra_special_tokens": {"tool": "<tool>"}}},
+    "an empty list": {"tokenizer_config": {"additional_special_tokens": []}},
+    "a map alone": {
+        "special_tokens_map": {
+            "eos_token": flagged("<|im_end|>"),
+            "pad_token": "<s>",
+            "additional_special_tokens": ["<tool>", "<think>"],
+        }
+    },
+    "a map beside a config": {
+        "tokenizer_config": {"eos_token": "<s>", "unk_token": "A", "bos_token": "<s>"},
+        "special_tokens_map": {"eos_token": "<|im_end|>", "bos_token": None},
+    },
+    "old added tokens": {
+        "special_tokens_map": {"eos_token": "<|im_end|>"},
+        "added_tokens": {"<think>": 257, "<|im_end|>": 256, "B": 33},
+    },
+    "special tokens as text": {
+        "tokenizer_config": {"eos_token": "<|im_end|>", "split_special_tokens": True}
+    },
+    "what changes nothing here": {
+        "tokenizer_config": {
+            "bos_token": "<s>",
+            "eos_token": "B",
+            "add_bos_token": True,
+            "add_eos_token": True,
+            "add_prefix_space": True,
+            "clean_up_tokenization_spaces": True,
+            "model_max_length": 4,
+            "padding_side": "left",
+        }
+    },
+}
+
+
+# with and without tokens that tokenizer.json has added already, unless that would move an id
+SAYINGS = [(said, False) for said in SAID]
+SAYINGS += [(said, True) for said in SAID if "added_tokens" not in str(SAID[said])]
+
+
+@pytest.mark.parametrize(("said", "has_some"), SAYINGS)
+def test_settings_of_a_tokenizer_mean_what_they_mean_to_transformers(
+    tmp_path: Path, said: str, has_some: bool
+) -> None:
+    save_changed_tokenizer(tmp_path, *[TRAINED["added tokens"]] * has_some)
+    for name, content in SAID[said].items():
+        edit_json(tmp_path, f"{name}.json", **content)
+    assert_the_same_tokens(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("tokenizer_config", {"added_tokens_decoder": {"300": END}}),
+        ("tokenizer_config", {"added_tokens_decoder": {"0": END}}),
+        ("tokenizer_config", {"added_tokens_decoder": {"256": flagged("A")}}),
+        ("tokenizer_config", {"added_tokens_decoder": {"256": END, "257": END}}),
+        ("added_tokens", {"<think>": 300}),
+    ],
+)
+def test_a_token_with_two_ids_is_refused(
+    tmp_path: Path, name: str, content: dict[str, Any]
+) -> None:
+    edit_json(tmp_path, f"{name}.json", **content)
+    save_tokenizer(tmp_path)
+    with pytest.raises(
+        ValueError, match=r"give '.*' the id \d+, but with its tokenizer\.json it gets"
+    ):
+        load_tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("tokenizer_config", "[1]"),
+        ("tokenizer_config", '{"added_tokens_decoder": {"one": {"content": "x"}}}'),
+        ("tokenizer_config", '{"added_tokens_decoder": {"256": {"id": 7}}}'),
+        ("tokenizer_config", '{"added_tokens_decoder": {"256": {"content": "x", "lstrip": 7}}}'),
+        ("tokenizer_config", '{"additional_special_tokens": [7]}'),
+        ("tokenizer_config", '{"eos_token": 7}'),
+        ("special_tokens_map", "{broken"),
+        ("special_tokens_map", '{"eos_token": ["x"]}'),
+        ("added_tokens", '{"x": "one"}'),
+        ("added_tokens", "[" * 10**5),
+    ],
+)
+def test_damaged_settings_of_a_tokenizer_are_named(tmp_path: Path, name: str, text: str) -> None:
+    save_tokenizer(tmp_path)
+    (tmp_path / f"{name}.json").write_text(text)
+    with pytest.raises(ValueError, match=rf"{name}\.json is damaged"):
         load_tokenizer(tmp_path)
 
 
@@ -313,18 +609,79 @@ def test_file_that_is_no_config_is_named(tmp_path: Path, file: str) -> None:
 @pytest.mark.parametrize(
     ("eos", "for_generation", "ends"),
     [
-        ([3, 5], {}, (3, 5)),
+        ([3, 5], None, (3, 5)),
         (7, {"eos_token_id": [9, 4]}, (9, 4)),
         (None, {"eos_token_id": 0}, (0,)),
-        (7, {"eos_token_id": []}, (7,)),
+        (7, {"eos_token_id": []}, ()),
+        (7, {"max_new_tokens": 100}, ()),
+        (7, None, (7,)),
     ],
 )
-def test_ends_are_those_of_the_generation_config_before_the_configs(
-    tmp_path: Path, eos: Any, for_generation: dict[str, Any], ends: tuple[int, ...]
+def test_ends_are_those_of_the_generation_config_where_there_is_one(
+    tmp_path: Path, eos: Any, for_generation: dict[str, Any] | None, ends: tuple[int, ...]
 ) -> None:
+    """As transformers and vLLM 0.32 read them."""
     (tmp_path / "config.json").write_text(json.dumps({**QWEN3_06B, "eos_token_id": eos}))
-    (tmp_path / "generation_config.json").write_text(json.dumps(for_generation))
+    if for_generation is not None:
+        (tmp_path / "generation_config.json").write_text(json.dumps(for_generation))
     assert ModelConfig.from_pretrained(tmp_path).eos_token_ids == ends
+
+
+def said_by(folder: Path, **options: Any) -> list[int]:
+    return tokens_of(LLM(folder, **options).generate([[1, 2, 3]], LONG, use_tqdm=False))
+
+
+def tokens_of(outputs: list[RequestOutput]) -> list[int]:
+    return list(outputs[0].outputs[0].token_ids)
+
+
+LONG = SamplingParams(temperature=0, max_tokens=20)
+
+
+def test_the_eos_token_of_the_tokenizer_ends_a_text(make_checkpoint: MakeCheckpoint) -> None:
+    """As in vLLM: of the tokenizer that is used, wherever it is from; then the model's ends."""
+    folder, other = make_checkpoint(vocab_size=256), make_checkpoint(vocab_size=256)
+    for one in (folder, other):
+        save_tokenizer(one)
+    edit_config(folder, eos_token_id=None)
+    edit_json(folder, "generation_config.json", eos_token_id=None)
+    free = said_by(folder)
+    first, second, third = list(dict.fromkeys(free))[2:5]  # each is met for the first time
+    tokenizer = load_tokenizer(folder)
+    edit_json(folder, "generation_config.json", eos_token_id=[third])
+    edit_json(folder, "tokenizer_config.json", eos_token=tokenizer.id_to_token(second))
+    edit_json(other, "tokenizer_config.json", eos_token=tokenizer.id_to_token(first))
+
+    def up_to(end: int) -> list[int]:
+        return free[: free.index(end) + 1]
+
+    assert said_by(folder) == up_to(second)
+    assert (
+        said_by(folder, tokenizer=folder) == said_by(folder, tokenizer=tokenizer) == up_to(second)
+    )
+    assert said_by(folder, tokenizer=other) == said_by(folder, tokenizer=str(other)) == up_to(first)
+    assert said_by(folder, skip_tokenizer_init=True) == up_to(third)
+    model = load_model(folder)
+    assert model.config.eos_token_ids == (second, third)
+    assert said_by(model, tokenizer=other) == up_to(first)  # type: ignore[arg-type]
+    assert LLM(folder, tokenizer=other).llm_engine.model.config.eos_token_ids == (first, third)
+    edit_json(folder, "tokenizer_config.json", eos_token=7)  # and now it is damaged, but not asked
+    assert said_by(folder, tokenizer=other) == up_to(first)
+    assert said_by(folder, skip_tokenizer_init=True) == up_to(third)
+    for run in (LLMEngine(model, tokenizer).generate, partial(generate, model)):
+        assert tokens_of(run([[1, 2, 3]], LONG)) == up_to(second)
+
+
+def test_an_end_that_the_model_cannot_say_is_none_of_its_ends(
+    make_checkpoint: MakeCheckpoint,
+) -> None:
+    folder = make_checkpoint(vocab_size=256, eos_token_id=7)
+    save_tokenizer(folder)
+    edit_json(folder, "tokenizer_config.json", eos_token="<|im_end|>")
+    assert load_tokenizer(folder).token_to_id("<|im_end|>") == 256
+    assert load_model(folder).config.eos_token_ids == (7,)
+    edit_json(folder, "tokenizer_config.json", eos_token="!")
+    assert load_model(folder).config.eos_token_ids == (0, 7)
 
 
 SILENT_HUB = """

@@ -64,7 +64,8 @@ def test_order_of_the_rooms_holds() -> None:
     order = next(contract for contract in contracts if contract["type"] == "layers")
     rooms = {room for floor in order["layers"] for room in re.split(r" [|:] ", floor)}
     there = {file.parent.name for file in (ROOT / "tutorial_engine").glob("*/__init__.py")}
-    assert rooms - {"checks", "doors"} == there & rooms, "no room that is not there"
+    files = {"as_vllm", "checks", "doors"}  # modules beside the rooms
+    assert rooms - files == there & rooms, "no room that is not there"
     kept_apart = next(contract for contract in contracts if contract["type"] == "forbidden")
     assert {f"tutorial_engine.{room}" for room in CORE} <= {*kept_apart["source_modules"]} | {
         f"tutorial_engine.{room}" for room in set(CORE) - rooms

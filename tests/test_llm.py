@@ -15,8 +15,10 @@ from memories import check_empty
 from tokenizers import Tokenizer
 
 from tutorial_engine.cache.cells import CellKVCache
+from tutorial_engine.cache.config import KVCacheSpec
 from tutorial_engine.cache.paged import PagedKVCache
 from tutorial_engine.cache.rows import StaticKVCache
+from tutorial_engine.engine import args
 from tutorial_engine.engine.clock import VirtualClock, WallClock
 from tutorial_engine.engine.config import EngineConfig
 from tutorial_engine.engine.engine import LLMEngine
@@ -262,7 +264,7 @@ def test_what_scripts_for_vllm_write_is_taken_and_what_is_not_here_is_refused(ll
     for name, value in (("presence_penalty", 0.5), ("logit_bias", {3: 1.0}), ("bad_words", ["a"])):
         with pytest.raises(ValueError, match=f"{name}=.*: vLLM has this, and the engine of this"):
             SamplingParams(**{name: value})
-    with pytest.raises(TypeError, match="unexpected keyword argument 'temprature'"):
+    with pytest.raises(ValueError, match=r"takes no 'temprature', .*: is temperature meant"):
         SamplingParams(temprature=1)  # type: ignore[call-arg]
     long = SamplingParams(temperature=0, max_tokens=None, ignore_eos=True)  # type: ignore[arg-type]
     small = LLM(llm.llm_engine.model, tokenizer=llm.get_tokenizer(), max_model_len=40)
@@ -282,6 +284,33 @@ def test_blocks_are_counted_as_in_vllm_with_its_null_block(model: Qwen3ForCausal
     for number, words in ((10, "leaves 9 blocks .* needs 10: raise it to 11"), (0, "at least 1")):
         with pytest.raises(ValueError, match=words):
             LLM(model, num_gpu_blocks_override=number, **sizes)
+
+
+def test_a_request_may_be_as_long_as_the_model_where_nothing_is_stated() -> None:
+    """As in vLLM, where 2,500 tokens are no long prompt for a model of 8,192 positions."""
+    long_model = random_model(max_position_embeddings=8192)
+    llm = LLM(long_model, max_num_batched_tokens=4096)
+    assert llm.llm_engine.config.max_model_len == 8192
+    (output,) = ask(llm, [[1] * 2500], SamplingParams(temperature=0, max_tokens=2))
+    assert len(output.outputs[0].token_ids) == 2
+    for stated in (-1, 9000):
+        assert LLM(long_model, max_model_len=stated).llm_engine.config.max_model_len == 8192
+
+
+def test_a_length_that_is_not_stated_is_what_memory_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One request of it always fits; a stated length has its blocks whatever they take."""
+    bytes_per_token = KVCacheSpec.from_model(MODEL.config).bytes_per_token
+    monkeypatch.setattr(args, "CACHE_BYTES", 35 * bytes_per_token)  # two blocks of 16, and a bit
+    engine = LLM(MODEL).llm_engine
+    assert (engine.config.max_model_len, engine.memory.blocks.num_blocks) == (32, 2)  # type: ignore[attr-defined]
+    with pytest.raises(ValueError, match=r"has 32 tokens, .* limited to 32"):
+        engine.add_request("a", [1] * 32, FIVE)
+    stated = LLM(MODEL, max_model_len=50).llm_engine
+    assert (stated.config.max_model_len, stated.memory.blocks.num_blocks) == (50, 4)  # type: ignore[attr-defined]
+    fitted = LLM(MODEL, max_model_len=-1, num_gpu_blocks_override=4).llm_engine
+    assert (fitted.config.max_model_len, fitted.memory.blocks.num_blocks) == (48, 3)  # type: ignore[attr-defined]
+    with pytest.raises(ValueError, match=r"leaves 3 blocks .* max_model_len=64 tokens needs 4"):
+        LLM(MODEL, num_gpu_blocks_override=4)
 
 
 def test_a_template_can_be_handed_in(llm: LLM) -> None:

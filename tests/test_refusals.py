@@ -64,6 +64,10 @@ CALLS: dict[str, tuple[Call, str]] = {
     "a tensor": (lambda e: e.generate([torch.tensor([1])]), r"prompt 0 must be .*use .tolist\(\)"),  # type: ignore[list-item]
     "an empty prompt": (lambda e: e.add_request("x", []), "request x is empty"),
     "an id beyond the vocabulary": (lambda e: e.add_request("x", [1, 97]), "97; .* from 0 to 96"),
+    "a stop id beyond the vocabulary": (
+        lambda e: e.generate([[1]], SamplingParams(stop_token_ids=[5, 97])),
+        "stop_token_ids of prompt 0 holds 97; token ids are whole numbers from 0 to 96",
+    ),
     "half an id": (lambda e: e.generate([[1, 2.5]]), "holds 2.5; .* whole numbers"),  # type: ignore[list-item]
     "as long as the limit": (
         lambda e: e.add_request("x", [1] * LIMIT),
@@ -82,8 +86,8 @@ CALLS: dict[str, tuple[Call, str]] = {
     ),
     "an id that is no text": (lambda e: e.add_request(5, [1]), "request_id is a text .* got 5"),  # type: ignore[arg-type]
     "an arrival that is no time": (
-        lambda e: e.add_request("x", [1], arrival="soon"),  # type: ignore[arg-type]
-        "arrival must be a time in seconds, got 'soon'",
+        lambda e: e.add_request("x", [1], arrival_time="soon"),  # type: ignore[arg-type]
+        "arrival_time must be a time in seconds, got 'soon'",
     ),
     "a sampler that is none": (lambda e: e.add_request("x", [1], sampler=5), "as many Samplers"),  # type: ignore[arg-type]
     "one sampler for two": (
@@ -189,7 +193,7 @@ PARTS: dict[str, tuple[Callable[[], object], str]] = {
     "quantised weights": (lambda: EngineArgs(quantization="awq"), "quantization='awq': vLLM has"),
     "an option nobody knows": (
         lambda: EngineArgs(max_batch=3),
-        "no option 'max_batch' is known here, though vLLM may have it; see help",
+        r"EngineArgs takes no 'max_batch', here or in vLLM 0.32.0: see help",
     ),
     "a dtype of another kind": (lambda: EngineArgs(dtype="int8"), "dtype 'int8' is not supported"),
     "no switch": (lambda: EngineArgs(enable_prefix_caching="no"), "prefix_caching .* got 'no'"),  # type: ignore[arg-type]

@@ -297,9 +297,13 @@ def test_eos_and_stop_ids_wait_for_min_tokens(temperature: float) -> None:
     assert tokens[0].logprob == pytest.approx(row.log_softmax(-1)[2].item())
 
 
-def test_ignored_eos_may_be_chosen_at_any_time_and_something_must_be_left() -> None:
-    ignoring = Sampler(SamplingParams(min_tokens=2, ignore_eos=True), eos_token_ids=[1])
-    assert ignoring.sample(torch.tensor([0.0, 2.0])).token_id == 1
+def test_ignored_eos_waits_for_min_tokens_too_and_something_must_be_left() -> None:
+    """As in vLLM, for each of several ends of text; of equal ones the lowest id that is left."""
+    ignoring = Sampler(SamplingParams(min_tokens=2, ignore_eos=True), eos_token_ids=[1, 0])
+    row = torch.tensor([2.0, 2.0, 1.0, 1.0])
+    assert [ignoring.takes_best, ignoring.sample(row).token_id] == [False, 2]
+    assert [ignoring.takes_best, ignoring.sample(row).token_id] == [False, 2]
+    assert [ignoring.takes_best, ignoring.sample(row).token_id] == [True, 0]
     sampler = Sampler(SamplingParams(min_tokens=1, stop_token_ids=[0]), eos_token_ids=[1])
     for row in ([0.0, 2.0], [0.0, 2.0, -math.inf]):
         with pytest.raises(ValueError, match="min_tokens=1 masks every possible token"):

@@ -9,7 +9,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from tutorial_engine.sampling.sampler import SamplingParams
-from tutorial_engine.sampling.stopping import Detokenizer, Finish, StopChecker
+from tutorial_engine.sampling.stopping import Detokenizer, Finish, StopChecker, token_text
 
 EOS = 0  # of the tiny tokenizer, where it is <|endoftext|>
 LETTERS = bytes_to_unicode()  # byte -> the letter by which a byte-level vocabulary writes it
@@ -45,9 +45,10 @@ def spell(tokenizer: Tokenizer, data: bytes, rng: random.Random | None = None) -
 
 ENDS: list[tuple[dict[str, Any], list[int], int, Finish]] = [  # params, ids, taken, finish
     ({}, [1, 2, 9, 3], 3, Finish("stop", None)),
+    ({}, [1, 2, 8, 3], 3, Finish("stop", 8)),  # an end of text that is not the tokenizer's
     ({"stop_token_ids": [5, 6]}, [1, 6, 5], 2, Finish("stop", 6)),
     ({"stop_token_ids": [9]}, [9], 1, Finish("stop", None)),  # the EOS comes before
-    ({"ignore_eos": True, "max_tokens": 3}, [9] * 4, 3, Finish("length")),
+    ({"ignore_eos": True, "max_tokens": 3}, [9, 8, 9, 9], 3, Finish("length")),
     ({"ignore_eos": True, "stop_token_ids": [9]}, [9], 1, Finish("stop", 9)),
     ({"max_tokens": 2, "stop_token_ids": [5]}, [1, 5], 2, Finish("stop", 5)),  # over length
     ({"min_tokens": 2}, [9, 9], 2, Finish("stop", None)),
@@ -59,20 +60,55 @@ ENDS: list[tuple[dict[str, Any], list[int], int, Finish]] = [  # params, ids, ta
 
 def test_what_ends_it_by_hand() -> None:
     for params, ids, taken, finish in ENDS:
-        checker = StopChecker(SamplingParams(**params), [8, 9], None, max_new_tokens=4)
+        checker = StopChecker(SamplingParams(**params), [9, 8], None, max_new_tokens=4)
         assert feed(checker, ids) == (taken, finish), params
         assert checker.num_tokens == taken
 
 
 @pytest.mark.parametrize("stop", ["a", "two", "one two"])
 def test_stop_string_in_one_long_token_and_before_an_open_character(stop: str) -> None:
-    text = "oneĠtwoĠa" + LETTERS["€".encode()[0]]
-    made = Tokenizer(models.WordLevel({text: 0, "?": 1}, "?"))
+    """Text before an open character waits for the character, as in vLLM."""
+    first, *others = [LETTERS[byte] for byte in "€".encode()]
+    vocab = {"oneĠtwoĠa" + first: 0, "".join(others): 1, "?": 2}
+    made = Tokenizer(models.WordLevel(vocab, "?"))
     made.decoder = decoders.ByteLevel()
-    assert made.decode([0]) == "one two a\ufffd"
+    assert made.decode([0]) == "one two a\ufffd" and made.decode([0, 1]) == "one two a€"
     checker = StopChecker(SamplingParams(stop=stop), [], made)
-    assert checker.update(0) == Finish("stop", stop)
+    assert checker.update(0) is None and checker.text == ""
+    assert checker.update(1) == Finish("stop", stop)
     assert checker.text == "one two a".partition(stop)[0]
+
+
+PLAIN, KEEP = {"max_tokens": 9}, {"max_tokens": 9, "include_stop_str_in_output": True}
+STOPS: list[tuple[dict[str, Any], str, str, int | str | None]] = [  # params, text, shown, reason
+    ({**PLAIN, "stop": ["bc", "abc"]}, "abc", "a", "bc"),  # the first that is stated
+    ({**PLAIN, "stop": ["abc", "bc"]}, "abc", "", "abc"),
+    ({**PLAIN, "stop": ["abc", "b"]}, "ab", "a", "b"),  # ends before
+    ({**KEEP, "stop": ["bc", "abc"]}, "abc", "abc", "bc"),
+    ({**KEEP, "stop_token_ids": ["c"]}, "abc", "abc", "c"),
+    ({**PLAIN, "stop_token_ids": ["c"]}, "abc", "ab", "c"),
+    ({**KEEP, "stop_token_ids": ["c"], "stop": ["bc"]}, "abc", "abc", "bc"),  # a string wins
+    ({**PLAIN, "stop_token_ids": ["c"], "stop": ["bc"]}, "abc", "ab", "c"),  # has no text
+    ({**PLAIN, "stop": ["b"], "min_tokens": 1}, "ab", "a", "b"),
+    ({**PLAIN, "stop": ["b"], "min_tokens": 2}, "abab", "aba", "b"),  # the second one
+    ({**PLAIN, "stop": ["ba"], "min_tokens": 2}, "aba", "a", "ba"),  # one of its tokens is late
+    ({**PLAIN, "stop": ["ab"], "min_tokens": 2}, "ab  ab", "ab  ", "ab"),
+    ({**PLAIN, "stop_token_ids": ["c"], "min_tokens": 3}, "abc", "ab", "c"),
+    ({"max_tokens": 2, "stop": ["b"]}, "ab", "a", "b"),  # over length
+]
+
+
+@pytest.mark.parametrize("number", range(len(STOPS)))
+def test_which_stop_wins_and_what_is_cut(number: int, tokenizer: Tokenizer) -> None:
+    """A token for each letter."""
+    params, text, shown, reason = STOPS[number]
+    ids = {letter: tokenizer.token_to_id(LETTERS[ord(letter)]) for letter in "abc "}
+    params = params | {"stop_token_ids": [ids[one] for one in params.get("stop_token_ids", ())]}
+    checker = StopChecker(SamplingParams(**params), [EOS], tokenizer)
+    taken, finish = feed(checker, [ids[letter] for letter in text])
+    is_token = bool(params["stop_token_ids"]) and reason == "c"
+    assert finish == Finish("stop", ids["c"] if is_token else reason)
+    assert (taken, checker.text) == (len(text), shown)
 
 
 # -- the same by definition: everything decoded and searched again after every token --------------
@@ -84,26 +120,29 @@ def by_definition(
     """(tokens, finish, text), slow and plain; ids may hold the EOS."""
     before = ""
     for n, token_id in enumerate(ids, 1):
-        if token_id == EOS and n >= params.min_tokens:
-            return n, Finish("stop"), tokenizer.decode(ids[: n - 1])
+        if token_id == EOS and n >= params.min_tokens and not params.include_stop_str_in_output:
+            return n, Finish("stop"), before
         text = tokenizer.decode(ids[:n])
-        settled = text.rstrip("\ufffd")
-        for end in range(len(before) + 1, len(settled) + 1):
-            hits = [stop for stop in params.stop if settled[:end].endswith(stop)]
-            if hits and n >= params.min_tokens:
-                stop = max(hits, key=len)
-                cut = end if params.include_stop_str_in_output else end - len(stop)
-                return n, Finish("stop", stop), text[:cut]
+        text = before if text.endswith("\ufffd") else text  # until the character is complete
+        for end in range(len(before) + 1, len(text) + 1):
+            hits = [stop for stop in params.stop if text[:end].endswith(stop)]
+            if hits and n > params.min_tokens:
+                cut = end if params.include_stop_str_in_output else end - len(hits[0])
+                return n, Finish("stop", hits[0]), text[:cut]
+        if token_id == EOS and n >= params.min_tokens:
+            return n, Finish("stop"), text
         if n == params.max_tokens:
             return n, Finish("length"), text
-        before = settled
+        before = text
     raise AssertionError("the ids do not reach max_tokens")
 
 
 def check_case(tokenizer: Tokenizer, ids: list[int], params: SamplingParams) -> Finish:
     n, finish, text = by_definition(tokenizer, ids, params)
     checker = StopChecker(params, [EOS], tokenizer)
-    hold = max(map(len, params.stop), default=1) - 1
+    stream = decoders.DecodeStream(skip_special_tokens=True)  # vLLM's detokenizer
+    hold = 0 if params.include_stop_str_in_output else max(map(len, params.stop), default=1) - 1
+    so_far = ""
     for i, token_id in enumerate(ids[:n], 1):
         before = checker.text
         got = checker.update(token_id)
@@ -112,9 +151,8 @@ def check_case(tokenizer: Tokenizer, ids: list[int], params: SamplingParams) -> 
         assert text.startswith(shown), "a character of a stop string was shown"
         if i < n:
             assert got is None
-            so_far = tokenizer.decode(ids[:i]).rstrip("\ufffd")
+            so_far += stream.step(tokenizer, token_id) or ""
             assert shown == so_far[: max(0, len(so_far) - hold)], "late, or early"
-            assert len(checker._tail) <= hold
     assert got == finish
     assert checker.text == text
     return finish
@@ -203,5 +241,31 @@ def test_text_is_told_as_it_comes_at_a_cost_that_does_not_grow(
     ids, watched = spell(tokenizer, data, rng), Watched(tokenizer)
     detokenizer = Detokenizer(watched)  # type: ignore[arg-type]
     told = [detokenizer.push(token_id) for token_id in ids]
-    assert "".join(told) + detokenizer.flush() == tokenizer.decode(ids)
+    stream = decoders.DecodeStream(skip_special_tokens=True)
+    assert told == [stream.step(tokenizer, token_id) or "" for token_id in ids]
+    assert "".join(told) == tokenizer.decode(ids)
     assert max(watched.sizes) <= 24 and sum(watched.sizes) < 20 * len(ids)
+
+
+# -- a token's own text ---------------------------------------------------------------------------
+
+
+def test_a_character_is_the_text_of_its_last_token(tokenizer: Tokenizer) -> None:
+    """As vLLM tells it: '', '', '€'. A special token has its name, and four tokens are enough."""
+    ids = spell(tokenizer, "a€🪁".encode())
+    told = [token_text(tokenizer, token_id, ids[:i]) for i, token_id in enumerate(ids)]
+    assert told == ["a", "", "", "€", "", "", "", "🪁"]
+    assert token_text(tokenizer, EOS, ids) == "<|endoftext|>"
+    assert token_text(tokenizer, ids[-1]) == "", "nothing before it"
+    assert token_text(tokenizer, ids[3], ids[:1]) == "", "a byte in the middle of no character"
+    assert token_text(tokenizer, ids[0], ids[:2]) == "a", "whole by itself"
+
+
+def test_a_token_without_text_takes_nothing_from_the_next_one() -> None:
+    """A decoder that strips the first space must still see what stood before a special token."""
+    vocab = {"▁the": 0, "<end>": 1, "?": 2}
+    made = Tokenizer(models.WordLevel(vocab, unk_token="?"))
+    made.pre_tokenizer, made.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
+    made.add_special_tokens(["<end>"])
+    detokenizer = Detokenizer(made)
+    assert [detokenizer.push(i) for i in [0, 1, 1, 0]] == ["the", "", "", " the"]

@@ -77,7 +77,7 @@ BACKENDS: dict[str, Callable[[Any], AttentionBackend] | None] = {
 }
 IN_PLACE = ("in a loop", "many at a time")  # they read blocks, and copy nothing
 LIMITS = (22, 26, 32)  # tokens of a request, prompt and output
-EOS = (5, 86, 105)
+EOS = (86, 5, 105)  # the first one is told of otherwise than the others
 POOL_SIZE = 44
 LONGEST_PROMPT = 20
 

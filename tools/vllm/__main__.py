@@ -1,10 +1,12 @@
 """`make vllm`: this engine beside vLLM, and docs/bench/vllm.md.
 
-Sets vLLM up, records new runs of it and decides them here again, runs each example on both, and
-races both. Exits with 1 where something differs or vLLM cannot be installed.
+Sets vLLM up, records new runs of it and decides them here again, ends random requests on both,
+compares what vLLM's methods take with what is stored, runs each example on both, and races both.
+Exits with 1 where something differs or vLLM cannot be installed.
 """
 
 import argparse
+import json
 import platform
 import random
 import subprocess
@@ -18,27 +20,24 @@ import torch
 
 from tools.bench.report import OURS, Figures
 from tools.bench.report import many_requests_table as as_text
-from tools.vllm import environment, examples, speed
+from tools.vllm import ends, environment, examples, speed
+from tutorial_engine import as_vllm
 from tutorial_engine.lab.beside_vllm import compare, read_runs
 from tutorial_engine.lab.doctor import processor_name
 from tutorial_engine.model.checkpoint import TINY, load_model
 
 PAGE = environment.ROOT / "docs" / "bench" / "vllm.md"
 SHAPES = ("tiny", "qwen3-0.6b")
-SCRIPT = Path(__file__).with_name("record.py")
+HERE = Path(__file__).parent
+NUM_ENDS = 100  # requests with random stops
 
 
 def decide_again(seed: int, count: int) -> tuple[str, list[str]]:
     """Record `count` runs of vLLM and compare → a sentence, and what differs."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "runs.json")
-        options = (SCRIPT, TINY, file, str(seed), str(count))
-        command: list[str | Path] = [environment.PYTHON, "-P", *options]
-        done = subprocess.run(
-            command, env=environment.settings(1), capture_output=True, text=True, check=False
-        )
-        if done.returncode:
-            return "vLLM could not be recorded", [done.stderr[-2000:]]
+        if failed := _record("record.py", TINY, file, seed, count):
+            return "vLLM could not be recorded", [failed]
         runs = read_runs(file)
     model, threads = load_model(), torch.get_num_threads()
     torch.set_num_threads(1)  # a model this small gains nothing from more
@@ -54,6 +53,54 @@ def decide_again(seed: int, count: int) -> tuple[str, list[str]]:
         f"{hits} requests whose beginning was found"
     )
     return told, wrong
+
+
+def end_again(seed: int) -> tuple[str, list[str]]:
+    """Record random requests that end in every way, and end them here → as above."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "ends.json.gz")
+        if failed := _record("record_ends.py", TINY, file, seed, NUM_ENDS):
+            return "the ends of requests could not be recorded", [failed]
+        cases = ends.read(file)
+    pairs = zip(ends.answers(load_model(), cases), cases, strict=True)
+    found = [(case, ends.difference(ours, case["answer"])) for ours, case in pairs]
+    wrong = [f"{case['prompt']!r}, {case['params']}: {what}" for case, what in found if what]
+    told = (
+        f"{len(cases) - len(wrong)} of {len(cases)} requests with random stops (seed {seed}) end "
+        "with the same text, tokens and reasons"
+    )
+    return told, wrong
+
+
+def same_signatures(keep: bool) -> tuple[str, list[str]]:
+    """What vLLM's methods take, beside what is stored → as above. `keep` stores it."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "takes.json")
+        if failed := _record("record_signatures.py", file):
+            return "what vLLM's methods take could not be recorded", [failed]
+        if keep:
+            as_vllm.FILE.write_bytes(file.read_bytes())
+        theirs, stored = (
+            json.loads(path.read_text(encoding="utf-8"))["takes"] for path in (file, as_vllm.FILE)
+        )
+    wrong = []
+    for method, parameters in theirs.items():
+        known = stored.get(method, {})
+        changed = {n: v for n, v in parameters.items() if n not in known or known[n] != v}
+        gone = sorted(known.keys() - parameters.keys())
+        if changed or gone:
+            wrong.append(f"{method}: new or another default {changed}, gone {gone}")
+    number = len(theirs) - len(wrong)
+    return f"{number} of {len(theirs)} methods of vLLM take what {as_vllm.FILE.name} says", wrong
+
+
+def _record(script: str, *options: object) -> str:
+    """Run a script of this folder inside vLLM's environment; its last words where it fails."""
+    command = [str(environment.PYTHON), "-P", str(HERE / script), *map(str, options)]
+    done = subprocess.run(
+        command, env=environment.settings(1), capture_output=True, text=True, check=False
+    )
+    return done.stderr[-2000:] if done.returncode else ""
 
 
 def run_examples(keep: bool) -> tuple[str, list[str]]:
@@ -112,7 +159,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--runs", type=int, default=20, metavar="N", help="to record")
     parser.add_argument("--rounds", type=int, default=5, metavar="N", help="of each race; 0 = none")
-    parser.add_argument("--keep", action="store_true", help="store what the examples print on vLLM")
+    parser.add_argument("--keep", action="store_true", help="store what vLLM prints, and takes")
     return parser.parse_args(argv)
 
 
@@ -126,7 +173,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(error, file=sys.stderr)
         return 1
     told, wrong = [], []
-    for part in (partial(decide_again, seed, args.runs), partial(run_examples, args.keep)):
+    parts = (
+        partial(decide_again, seed, args.runs),
+        partial(end_again, seed),
+        partial(same_signatures, args.keep),
+        partial(run_examples, args.keep),
+    )
+    for part in parts:
         sentence, differences = part()
         print(sentence, *differences, sep="\n", flush=True)
         told.append(sentence)

@@ -1,6 +1,6 @@
 """Messages to a prompt, by the template that a chat checkpoint brings.
 
-Knows templates (Jinja, sandboxed); knows no tokenizer and no model.
+Knows templates (Jinja, sandboxed) and what they leave to the tokenizer; knows no model.
 """
 
 import json
@@ -22,8 +22,11 @@ from jinja2.nodes import Node
 from jinja2.parser import Parser
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from tokenizers import Tokenizer
 
+from tutorial_engine.engine.inputs import token_ids_of
 from tutorial_engine.model.checkpoint import resolve_checkpoint
+from tutorial_engine.model.tokenizer import read_text_settings
 
 Message = Mapping[str, Any]  # {"role": "user", "content": "Hello"}
 MOST_SECONDS = 5.0  # for a template; one of a real model takes milliseconds
@@ -174,6 +177,21 @@ class ChatTemplate:
         except Exception as error:  # a template is a program: it can fail in any way
             raise ValueError(f"the chat template refuses these messages: {_told(error)}") from error
 
+    def prompt(
+        self,
+        tokenizer: Tokenizer | None,
+        messages: Sequence[Message],
+        add_generation_prompt: bool = True,
+        **variables: Any,
+    ) -> dict[str, Any]:
+        """The conversation as a prompt for `generate`: the text of `render`, and its token ids.
+
+        The template has written all special tokens, so the tokenizer adds none to them.
+        """
+        text = self.render(messages, add_generation_prompt, **variables)
+        token_ids = token_ids_of(text, tokenizer, "the conversation", add_special_tokens=False)
+        return {"prompt": text, "prompt_token_ids": token_ids}
+
     def _with_text(self, message: Message) -> Message:
         """A message whose content is text, as vLLM makes it of parts; None is no text."""
         content = message.get("content", "")
@@ -200,40 +218,15 @@ def _text_of(part: Any) -> str:
     return text
 
 
-def load_chat_template(path_or_id: str | Path) -> ChatTemplate | None:
+def load_chat_template(path_or_id: str | Path, template: str | None = None) -> ChatTemplate | None:
     """The template of a checkpoint (folder or hub id), None when it brings none.
 
-    ValueError, naming the file, for settings that are damaged.
+    `template` asks for another: the name of one of several, or its text. ValueError, naming the
+    file, for settings that are damaged.
     """
-    folder = resolve_checkpoint(path_or_id)
-    settings_file, own_file = folder / "tokenizer_config.json", folder / "chat_template.jinja"
-    source, special = None, {}
-    if settings_file.is_file():
-        try:
-            settings = json.loads(settings_file.read_text(encoding="utf-8"))
-            source, special = _default_template(settings), _special_tokens(settings)
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise ValueError(f"{settings_file} is damaged: {error!r}") from error
-    if own_file.is_file():
-        source = own_file.read_text(encoding="utf-8")
-    return ChatTemplate(source, special) if source else None
-
-
-def _default_template(settings: Mapping[str, Any]) -> str | None:
-    source = settings.get("chat_template")
-    if isinstance(source, list):  # several, by name
-        source = {entry["name"]: entry["template"] for entry in source}.get("default")
-    if not isinstance(source, str | None):
-        raise TypeError(f"a chat_template is text, got {type(source).__name__}")
-    return source
-
-
-def _special_tokens(settings: Mapping[str, Any]) -> dict[str, str]:
-    return {
-        name: value["content"] if isinstance(value, dict) else value
-        for name, value in settings.items()
-        if name.endswith("_token") and isinstance(value, str | dict)
-    }
+    settings = read_text_settings(resolve_checkpoint(path_or_id))
+    source = settings.chat_templates.get("default" if template is None else template, template)
+    return ChatTemplate(source, settings.special_tokens) if source else None
 
 
 def _to_json(

@@ -8,12 +8,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import count
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from tokenizers import Tokenizer
 from torch import Tensor
-from tqdm.auto import tqdm
+from tqdm import tqdm
 
+from tutorial_engine.as_vllm import check_keywords
 from tutorial_engine.cache.config import KVCacheSpec, length_for
 from tutorial_engine.cache.memory import KVMemory
 from tutorial_engine.cache.rows import StaticKVCache
@@ -55,7 +56,8 @@ class LLMEngine:
 
     Scheduler, memory, clock and runner can be exchanged; a memory serves one engine at a time. A
     Recorder gets the trace: `trace` for the rows that the engine makes; a memory of your own is
-    made with its own. ValueError for what does not fit together.
+    made with its own. `eos_token_ids` take the place of the model's. ValueError for what does not
+    fit together.
     """
 
     def __init__(
@@ -69,6 +71,7 @@ class LLMEngine:
         clock: Clock | None = None,
         trace: Recorder | None = None,
         runner: ModelRunner | None = None,
+        eos_token_ids: Sequence[int] | None = None,
     ) -> None:
         check_model(model)
         check_part("clock", clock, "now", "forward_done", "wait_until")
@@ -102,7 +105,7 @@ class LLMEngine:
         self._inputs = InputProcessor(
             tokenizer,
             model.config.vocab_size,
-            model.config.eos_token_ids,
+            model.config.eos_token_ids if eos_token_ids is None else eos_token_ids,
             self.scheduler.max_len,
             self.scheduler.check,
         )
@@ -115,12 +118,19 @@ class LLMEngine:
             self.trace.bind(self.clock.now, self.settings)
 
     @classmethod
-    def from_engine_args(cls, args: EngineArgs) -> "LLMEngine":
-        """An engine on pages, as vLLM's: model, memory and limits are what `args` say."""
-        if not isinstance(args, EngineArgs):
-            raise ValueError(f"args are an EngineArgs(model=...), got {args!r}")
-        engine = cls(args.model, args.tokenizer, args.config, memory=args.memory)
-        engine._next_seed = args.seed
+    def from_engine_args(cls, engine_args: EngineArgs, **not_here: Any) -> "LLMEngine":
+        """An engine on pages, as vLLM's: model, memory and limits are what the arguments say."""
+        check_keywords("LLMEngine.from_engine_args", not_here)
+        if not isinstance(engine_args, EngineArgs):
+            raise ValueError(f"engine_args are an EngineArgs(model=...), got {engine_args!r}")
+        engine = cls(
+            engine_args.model,
+            engine_args.tokenizer,
+            engine_args.config,
+            memory=engine_args.memory,
+            eos_token_ids=engine_args.eos_token_ids,
+        )
+        engine._next_seed = engine_args.seed
         return engine
 
     @property
@@ -137,22 +147,25 @@ class LLMEngine:
         request_id: str | None,
         prompt: Prompt,
         params: SamplingParams | None = None,
+        arrival_time: float | None = None,
         *,
-        arrival: float | None = None,
         sampler: Sampler | Sequence[Sampler] | None = None,
+        **not_here: Any,
     ) -> str:
         """Put a request (text or token ids) in the queue, at any time → its id (None: a new one).
 
         `sampler` (n of them, if params.n) is used in place of what params describe. ValueError for
-        what can never run, and for an id that is still here.
+        what can never run, for an id that is still here, and for what only vLLM has.
         """
+        check_keywords("LLMEngine.add_request", not_here)
         name = self._new_id(params) if request_id is None else request_id
         group = self._inputs.process(name, prompt, self._seeded(params), sampler)
-        self._enter([group], self.clock.now() if arrival is None else arrival)
+        self._enter([group], self.clock.now() if arrival_time is None else arrival_time)
         return name
 
-    def abort_request(self, request_ids: str | Sequence[str]) -> None:
+    def abort_request(self, request_ids: str | Sequence[str], **not_here: Any) -> None:
         """End requests in any state, now, with all their samples; `step` returns what they have."""
+        check_keywords("LLMEngine.abort_request", not_here)
         if not isinstance(request_ids, str | list | tuple):
             raise ValueError(f"abort_request takes an id or a list of ids, got {request_ids!r}")
         names = [request_ids] if isinstance(request_ids, str) else list(request_ids)
@@ -189,7 +202,7 @@ class LLMEngine:
                 return name
 
     def _enter(self, groups: Sequence[SampleGroup], arrival: float) -> None:
-        check_time("arrival", arrival)
+        check_time("arrival_time", arrival)
         samples = {sample.request_id: sample for group in groups for sample in group.samples}
         if here := sorted(samples.keys() & (self.requests.keys() | self._news.keys())):
             raise ValueError(f"request {here[0]!r} is here already: choose another id")

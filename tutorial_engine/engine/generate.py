@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator, Sequence
 
 from tokenizers import Tokenizer
-from tqdm.auto import tqdm
+from tqdm import tqdm
 
 from tutorial_engine.cache.config import length_for
 from tutorial_engine.cache.rows import StaticKVCache

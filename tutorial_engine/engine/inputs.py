@@ -50,6 +50,13 @@ class InputProcessor:
 
     def __post_init__(self) -> None:
         check_part("tokenizer", self.tokenizer, "encode", "decode")
+        if isinstance(self.tokenizer, Tokenizer):  # load_tokenizer has done so
+            for name in ("truncation", "padding"):
+                if getattr(self.tokenizer, name) is not None:
+                    raise ValueError(
+                        f"the tokenizer changes prompts by its {name} "
+                        f"{getattr(self.tokenizer, name)}: call tokenizer.no_{name}() first"
+                    )
 
     def process(
         self,
@@ -69,6 +76,7 @@ class InputProcessor:
         name = name or f"the prompt of request {request_id}"
         token_ids = token_ids_of(prompt, self.tokenizer, name)
         check_token_ids(name, token_ids, self.vocab_size)
+        check_token_ids(f"stop_token_ids of {name}", params.stop_token_ids, self.vocab_size)
         self.check(name, len(token_ids))
         room = self.max_len - len(token_ids)
         if params.max_tokens == WHAT_HAS_ROOM:
@@ -90,9 +98,15 @@ class InputProcessor:
 
 
 def token_ids_of(
-    prompt: Prompt, tokenizer: Tokenizer | None, name: str = "the prompt"
+    prompt: Prompt,
+    tokenizer: Tokenizer | None,
+    name: str = "the prompt",
+    add_special_tokens: bool = True,
 ) -> list[int]:
-    """A prompt's token ids. ValueError, which calls it `name`, for what is no prompt."""
+    """A prompt's token ids. ValueError, which calls it `name`, for what is no prompt.
+
+    A text that a chat template wrote has its special tokens: add_special_tokens=False.
+    """
     if isinstance(prompt, Mapping):
         known = [key for key in ("prompt_token_ids", "prompt") if prompt.get(key) is not None]
         if not known:
@@ -104,7 +118,8 @@ def token_ids_of(
         if tokenizer is None:
             raise ValueError(f"{name} is text: pass tokenizer=load_tokenizer(...) as well")
         check_text(name, prompt)
-        token_ids = tokenizer.encode(prompt).ids
+        options = {} if add_special_tokens else {"add_special_tokens": False}
+        token_ids = tokenizer.encode(prompt, **options).ids
     elif isinstance(prompt, list | tuple | range):
         token_ids = list(prompt)
     else:

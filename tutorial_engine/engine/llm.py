@@ -10,6 +10,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
+from tutorial_engine.as_vllm import check_keywords
 from tutorial_engine.cache.paged import PagedKVCache
 from tutorial_engine.engine.args import EngineArgs
 from tutorial_engine.engine.chat import ChatTemplate, Message, load_chat_template
@@ -31,8 +32,9 @@ class LLM:
     """
 
     def __init__(self, model: str | Path | Qwen3ForCausalLM = TINY, **options: Any) -> None:
-        self.llm_engine = LLMEngine.from_engine_args(EngineArgs(model, **options))
-        self._checkpoint = None if isinstance(model, Qwen3ForCausalLM) else model
+        args = EngineArgs(model, **options)
+        self.llm_engine = LLMEngine.from_engine_args(args)
+        self._text_folder = args.text_folder
         self._has_warned = False
 
     def generate(
@@ -40,11 +42,14 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: bool = True,
+        **not_here: Any,
     ) -> list[RequestOutput]:
         """Continue every prompt until it stops → one output each, in the order of the prompts.
 
         A prompt is a text, a list of token ids, or a table with "prompt" or "prompt_token_ids".
+        What vLLM takes beside is taken where it asks for nothing, here and in the other methods.
         """
+        check_keywords("LLM.generate", not_here)
         self._warn_of_greedy(sampling_params)
         return self.llm_engine.generate(prompts, sampling_params, progress=use_tqdm)
 
@@ -53,33 +58,39 @@ class LLM:
         messages: Conversation | Sequence[Conversation],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: bool = True,
+        *,
         chat_template: str | None = None,
         add_generation_prompt: bool = True,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        **not_here: Any,
     ) -> list[RequestOutput]:
         """As `generate`, for one conversation or several, written by the checkpoint's own template.
 
-        A conversation is a list of {"role": "user", "content": "Hello"}. `chat_template` is the
-        text of another template; the kwargs go to it, as enable_thinking=False for Qwen3.
-        ValueError where there is none.
+        A conversation is a list of {"role": "user", "content": "Hello"}. `chat_template` is another
+        template, its text or its name; the kwargs go to it, as enable_thinking=False for Qwen3. It
+        writes all special tokens, and none is added. ValueError where there is none.
         """
-        template = self._checkpoint and load_chat_template(self._checkpoint)
-        if chat_template is not None:
-            template = ChatTemplate(chat_template, template.special_tokens if template else None)
+        check_keywords("LLM.chat", not_here)
+        if self._text_folder is not None:
+            template = load_chat_template(self._text_folder, chat_template)
+        else:
+            template = ChatTemplate(chat_template) if chat_template else None
         if not template:
             raise ValueError("this checkpoint has no chat template: hand one in, or use generate")
         is_list = isinstance(messages, list | tuple) and len(messages) > 0
         is_one = not is_list or isinstance(messages[0], Mapping)
         each: Any = [messages] if is_one else messages
+        tokenizer, variables = self.get_tokenizer(), chat_template_kwargs or {}
         prompts = [
-            template.render(conversation, add_generation_prompt, **(chat_template_kwargs or {}))
+            template.prompt(tokenizer, conversation, add_generation_prompt, **variables)
             for conversation in each
         ]
         self._warn_of_greedy(sampling_params)
         return self.llm_engine.generate(prompts, sampling_params, progress=use_tqdm)
 
-    def reset_prefix_cache(self) -> bool:
+    def reset_prefix_cache(self, **not_here: Any) -> bool:
         """Forget all blocks that could be found; False, and nothing forgotten, if one is in use."""
+        check_keywords("LLM.reset_prefix_cache", not_here)
         memory = self.llm_engine.memory
         if isinstance(memory, PagedKVCache):
             if memory.blocks.num_free < memory.blocks.num_blocks:

@@ -13,7 +13,7 @@ from tutorial_engine.engine.metrics import RequestMetrics
 from tutorial_engine.model.batch import Allocation
 from tutorial_engine.sampling.params import SamplingParams
 from tutorial_engine.sampling.sampler import SampledToken, Sampler
-from tutorial_engine.sampling.stopping import Finish, StopChecker
+from tutorial_engine.sampling.stopping import MOST_BYTES, Finish, StopChecker
 
 
 class RequestStatus(Enum):
@@ -28,7 +28,10 @@ class RequestStatus(Enum):
 
 
 class Logprob(NamedTuple):
-    """The natural log of a token's probability, its rank (1: the likeliest), and its text."""
+    """The natural log of a token's probability, its rank (1: the likeliest), and its own text.
+
+    Of the tokens of one character the last has its text, and the others have none.
+    """
 
     logprob: float
     rank: int
@@ -39,7 +42,8 @@ class Logprob(NamedTuple):
 class CompletionOutput:
     """One continuation of a prompt, as far as it has come. The fields are vLLM's.
 
-    `text` is what is safe to show: it only grows. The stop token is in token_ids and not in text.
+    `text` is what is safe to show: it only grows. The stop token is in token_ids, and in text only
+    where include_stop_str_in_output asks for it.
     `logprobs` has a table {token id: Logprob} for each token, where they were asked for.
     `finish_reason` is None until it is "stop", "length", "abort" or "error"; `stop_reason` is the
     stop id or string, if one ended it.
@@ -180,7 +184,9 @@ class Request:
         found = {token.token_id: (token.logprob, token.rank)}
         for rank, (token_id, logprob) in enumerate(token.top_logprobs, 1):
             found.setdefault(token_id, (logprob, rank))
-        return {i: Logprob(*known, self.checker.decode(i)) for i, known in found.items()}
+        first = max(self.num_prompt_tokens, self.num_tokens - 1 - MOST_BYTES)
+        before = self.token_ids[first:-1]
+        return {i: Logprob(*known, self.checker.decode(i, before)) for i, known in found.items()}
 
 
 class SampleGroup:

@@ -73,7 +73,7 @@ def serve(
     while to_come or engine.has_unfinished_requests():
         while to_come and start + to_come[-1][1].time <= engine.clock.now():
             i, (seconds, prompt, params, name) = to_come.pop()
-            index[engine.add_request(name, prompt, params, arrival=start + seconds)] = i
+            index[engine.add_request(name, prompt, params, arrival_time=start + seconds)] = i
         if not engine.has_unfinished_requests():
             engine.clock.wait_until(start + to_come[-1][1].time)
             continue

@@ -79,8 +79,8 @@ class OwnChecker(StopChecker):
             if reason not in ("stop", "length"):
                 raise ValueError(f'it returned {reason!r}, neither "stop" nor "length" nor None')
         cuts = [at for at in (text.find(string) for string in stop) if at >= 0]
+        self._text = text[: min(cuts, default=len(text))]
         self.end(Finish(reason))
-        self.text = text[: min(cuts, default=len(text))]
         return self.finish
 
 

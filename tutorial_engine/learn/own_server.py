@@ -365,7 +365,7 @@ class OwnServer(PartsHolder):
             while to_come and to_come[0][0] <= engine.clock.now():
                 time, (name, ids, params) = to_come.pop(0)
                 sampler = self._sampler(params)
-                engine.add_request(name, ids, params, arrival=time, sampler=sampler)
+                engine.add_request(name, ids, params, arrival_time=time, sampler=sampler)
             for output in engine.run(max_steps=1):
                 outputs[output.request_id] = output
             if self.parts.failure is not None:  # the engine ended one request, and went on

@@ -6,6 +6,8 @@ missing, left over or of another shape raises. No pickle and no remote code is e
 
 import json
 import os
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,6 +19,7 @@ from torch import Tensor, nn
 from tutorial_engine.model.config import ModelConfig
 from tutorial_engine.model.fast import use_fast_layers
 from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
+from tutorial_engine.model.tokenizer import end_ids, eos_token_id, read_tokenizer
 
 TINY = Path(__file__).parent.parent / "tiny" / "checkpoint"  # trained by us, ships with the package
 
@@ -49,18 +52,21 @@ def load_model(
     device: torch.device | str = "cpu",
     dtype: torch.dtype | str = torch.float32,
     fast: bool = True,
+    config: ModelConfig | None = None,
 ) -> Qwen3ForCausalLM:
     """Load a dense Qwen3 checkpoint for inference.
 
     Every name and shape is checked before a weight is read. dtype "auto" is the files' own. With
     fast=False all layers are those of `layers.py`; else those of `fast.py` take the place of some.
-    ValueError, with the names, for what does not fit.
+    The `config` is the folder's, with the eos_token of its tokenizer as the first end, unless one
+    is given. ValueError, with the names, for what does not fit.
     """
     device = _device(device)
     if dtype not in ("auto", *DTYPES, *DTYPES.values()):
         raise ValueError(f"dtype {dtype!r} is not supported; use 'auto' or one of {list(DTYPES)}")
     folder = resolve_checkpoint(path_or_id)
-    config = ModelConfig.from_pretrained(folder)
+    if config is None:
+        config = _with_ends(ModelConfig.from_pretrained(folder), folder)
     stored = stored_tensors(folder)
     model = _model_for(config, stored, folder)
     name = FLOATS[stored["model.embed_tokens.weight"].dtype] if dtype == "auto" else dtype
@@ -179,6 +185,14 @@ def _read(
     model.load_state_dict(state, strict=True, assign=True)
 
 
+def _with_ends(config: ModelConfig, folder: Path) -> ModelConfig:
+    """The config with the end of text that the folder's tokenizer names, where it has one."""
+    if not (folder / "tokenizer.json").is_file():
+        return config
+    eos = eos_token_id(folder, read_tokenizer(folder))
+    return replace(config, eos_token_ids=end_ids(eos, config.eos_token_ids, config.vocab_size))
+
+
 def _device(device: torch.device | str) -> torch.device:
     try:
         device = torch.device(device)
@@ -190,17 +204,12 @@ def _device(device: torch.device | str) -> torch.device:
 
 
 def load_tokenizer(path_or_id: str | Path = TINY) -> Tokenizer:
-    """The checkpoint's tokenizer.json as a `tokenizers.Tokenizer`: encode(text).ids, decode(ids).
+    """The checkpoint's tokenizer as a `tokenizers.Tokenizer`: encode(text).ids, decode(ids).
 
-    ValueError when the folder has none.
+    It has the tokens that tokenizer_config.json adds to those of tokenizer.json. ValueError for a
+    folder without one.
     """
-    file = resolve_checkpoint(path_or_id) / "tokenizer.json"
-    if not file.is_file():
-        raise ValueError(f"no tokenizer.json in {str(file.parent)!r}")
-    try:
-        return Tokenizer.from_file(str(file))
-    except Exception as error:  # the library raises nothing narrower
-        raise ValueError(f"{file} is damaged or no tokenizer: {error}") from error
+    return read_tokenizer(resolve_checkpoint(path_or_id))
 
 
 # -- the files: where they are, what tensors they hold ---------------------------------------------
@@ -259,19 +268,34 @@ def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
 
     The index of a sharded checkpoint says which files there are; what they hold counts, whether the
     index lists it or not. A file may be a symbolic link to anywhere: the hub's cache is made so.
+    ValueError, with both names, for a folder with two checkpoints.
     """
+    files = _tensor_files(folder)
     stored: dict[str, StoredTensor] = {}
-    for file in _tensor_files(folder):
+    for file in files:
         try:
             tensors = safe_open(str(file), framework="pt")
         except SafetensorError as error:
             raise ValueError(f"{str(file)!r} is damaged or no safetensors file: {error}") from error
         for name in tensors.keys():
-            if name in stored:
-                raise ValueError(f"{name!r} is in both {stored[name].file.name} and {file.name}")
+            _check_once(name, stored, file)
             header = tensors.get_slice(name)
             stored[name] = StoredTensor(file, tensors, header.get_shape(), header.get_dtype())
+    for file in sorted({*folder.glob("*.safetensors")} - {*files}):
+        # consolidated.safetensors holds the same weights in Mistral's own format
+        if file.is_file() and not file.name.startswith("consolidated"):
+            with suppress(SafetensorError), safe_open(str(file), framework="pt") as other:
+                for name in other.keys():
+                    _check_once(name, stored, file)
     return stored
+
+
+def _check_once(name: str, stored: dict[str, StoredTensor], file: Path) -> None:
+    if name in stored:
+        raise ValueError(
+            f"{name!r} is in both {stored[name].file.name} and {file.name}, and nothing says which "
+            f"is meant: move one of them out of {str(file.parent)!r}"
+        )
 
 
 def _tensor_files(folder: Path) -> list[Path]:
@@ -279,6 +303,7 @@ def _tensor_files(folder: Path) -> list[Path]:
     index, single = folder / "model.safetensors.index.json", folder / "model.safetensors"
     if not index.is_file():
         if single.is_file():
+            _check_alone(single, [])
             return [single]
         other = sorted(p.name for p in folder.glob("*.bin"))
         hint = f"; {other} are pickles, which this loader never opens" if other else ""
@@ -290,6 +315,19 @@ def _tensor_files(folder: Path) -> list[Path]:
         raise ValueError(f"{index} is not a safetensors index ({error!r})") from None
     if outside:
         raise ValueError(f"{index} names files that are not in its folder: {outside}")
+    _check_alone(index, names)
     if lost := [name for name in names if not (folder / name).is_file()]:
         raise ValueError(f"the index of {str(folder)!r} names files that are not there: {lost}")
     return [folder / name for name in names]
+
+
+def _check_alone(main: Path, parts: list[str]) -> None:
+    """ValueError, with both names, if weights lie beside a checkpoint that are no part of it."""
+    folder = main.parent
+    named = {*folder.glob("model*.safetensors"), *folder.glob("model*.safetensors.index*.json")}
+    others = {file.name for file in named if file.is_file()} - {main.name, *parts}
+    if others:
+        raise ValueError(
+            f"two checkpoints lie in {str(folder)!r}: {main.name}, and beside it {min(others)} "
+            f"({len(others)} such files), which is no part of it; move one of them away"
+        )

@@ -87,8 +87,8 @@ class ModelConfig:
         config = cls.from_dict(_json_object(file))
         for_generation = file.with_name("generation_config.json")
         if for_generation.is_file():  # a chat model has more than one end: it is written there
-            ends = _eos_ids(_json_object(for_generation))
-            config = replace(config, eos_token_ids=ends or config.eos_token_ids)
+            ends = _eos_ids(_json_object(for_generation))  # none is none, for transformers as well
+            config = replace(config, eos_token_ids=ends)
         return config
 
     @classmethod

@@ -5,11 +5,12 @@ Knows names and ranges; knows no logits, no text and no model.
 
 import math
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import dataclass, field, fields, replace
 from functools import wraps
 from typing import Any, NamedTuple, TypeGuard
 
-from tutorial_engine.checks import check_not_here
+from tutorial_engine.as_vllm import check_keywords
 
 
 class Range(NamedTuple):
@@ -81,36 +82,34 @@ class SamplingParams:
         object.__setattr__(self, "stop", tuple(stop))
         object.__setattr__(self, "stop_token_ids", tuple(ids))
 
+    @staticmethod
+    def from_optional(**asked: Any) -> "SamplingParams":
+        """The same with None for everything that is not asked, as vLLM has it."""
+        kept = {name: value for name, value in asked.items() if value is not None}
+        if "max_tokens" in asked:  # None is as many as have room, there too
+            kept["max_tokens"] = asked["max_tokens"]
+        return SamplingParams(**kept)
+
+    def clone(self) -> "SamplingParams":
+        """Another one that is equal."""
+        return copy(self)
+
     def sample(self, index: int) -> "SamplingParams":
         """Those of continuation `index` alone: n is 1, and a seed is its own."""
         seed = None if self.seed is None else (self.seed + index) % 2**64
         return replace(self, n=1, seed=seed)
 
 
-# What vLLM's class has beside, and the values that ask for nothing; so does None.
-NOT_HERE: dict[str, tuple[object, ...]] = {
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
-    "repetition_penalty": (1,),
-    "skip_special_tokens": (True,),
-    "spaces_between_special_tokens": (True,),
-    "detokenize": (True,),
-    "bad_words": ([],),
-    **dict.fromkeys(
-        ("prompt_logprobs", "logit_bias", "allowed_token_ids", "structured_outputs"), ()
-    ),
-    **dict.fromkeys(("extra_args", "logits_processors", "truncate_prompt_tokens"), ()),
-}
 WHAT_HAS_ROOM = 2**31 - 1  # tokens: max_tokens=None
 
 
 def _as_vllm(init: Callable[..., None]) -> Callable[..., None]:
     """The same, for what scripts for vLLM write."""
+    written = {f.name for f in fields(SamplingParams) if f.init}
 
     @wraps(init)
     def accept(self: SamplingParams, **asked: Any) -> None:
-        for name in asked.keys() & NOT_HERE.keys():
-            check_not_here(name, asked.pop(name), NOT_HERE[name])
+        check_keywords("SamplingParams", {k: asked.pop(k) for k in asked.keys() - written})
         for name in ("stop", "stop_token_ids"):
             if asked.get(name, ()) is None:
                 del asked[name]

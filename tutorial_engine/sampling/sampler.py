@@ -107,8 +107,8 @@ class Sampler:
     """Chooses the tokens of ONE request; its CPU generator is seeded once, here.
 
     A sampled token takes one draw, a greedy one none, so neither the neighbours in a batch nor a
-    preemption change the text. EOS and stop ids cannot be chosen before min_tokens are sampled;
-    with ignore_eos EOS ends nothing and may be. `filters` may be exchanged.
+    preemption change the text. EOS and stop ids cannot be chosen before min_tokens are sampled, EOS
+    not even with ignore_eos, as in vLLM. `filters` may be exchanged.
     """
 
     def __init__(self, params: SamplingParams, eos_token_ids: Sequence[int] = ()) -> None:
@@ -116,7 +116,7 @@ class Sampler:
         self.params = params
         self.num_sampled = 0
         self.filters = FILTERS
-        self._enders = {*params.stop_token_ids, *(() if params.ignore_eos else eos_token_ids)}
+        self._enders = {*params.stop_token_ids, *eos_token_ids}
         self._generator = torch.Generator()
         if params.seed is None:
             self._generator.seed()
