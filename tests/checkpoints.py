@@ -1,4 +1,4 @@
-"""Random Qwen3 checkpoints, written and run by transformers: the reference of the core tests."""
+"""Random checkpoints, written and run by transformers: the reference of the core tests."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -9,13 +9,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
-from transformers import Qwen3Config
-from transformers import Qwen3ForCausalLM as HfQwen3
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from tutorial_engine.model.attention import AttentionBackend
 from tutorial_engine.model.batch import Batch
 from tutorial_engine.model.config import ModelConfig
-from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
+from tutorial_engine.model.decoder import CausalLM
 
 # The released Qwen3-0.6B, read from its config.json.
 QWEN3_06B = ModelConfig(
@@ -43,11 +42,32 @@ BASE: dict[str, Any] = {
     "max_position_embeddings": 512,
     "rope_theta": 10000.0,
     "tie_word_embeddings": False,
-    "attention_bias": False,
 }
 
+# RoPE as Llama 3 scales it, such that in 97 positions some pairs are kept, mixed and slowed down.
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+# The other kinds of the family, as BASE but for these.
+FAMILY: dict[str, dict[str, Any]] = {
+    "llama": {"model_type": "llama"},
+    "llama, biases": {"model_type": "llama", "attention_bias": True, "head_dim": 20},
+    "llama 3, tied": {"model_type": "llama", "rope": LLAMA3, "tie_word_embeddings": True},
+    "qwen2": {"model_type": "qwen2", "num_key_value_heads": 1, "head_dim": 12},
+    "mistral": {"model_type": "mistral", "sliding_window": None, "num_hidden_layers": 2},
+}
 # What each differs in from BASE; max_shard_size is for save_pretrained.
-VARIANTS: dict[str, dict[str, Any]] = {
+VARIANTS: dict[str, dict[str, Any]] = FAMILY | {
+    "qwen2, sharded, tied": {
+        "model_type": "qwen2",
+        "head_dim": 12,
+        "max_shard_size": "20KB",
+        "tie_word_embeddings": True,
+    },
     "untied": {},
     "tied": {"tie_word_embeddings": True},
     "attention bias": {"attention_bias": True},
@@ -77,16 +97,22 @@ def randomise(model: torch.nn.Module, seed: int = 0) -> None:
             parameter.data.normal_(std=std, generator=generator)
 
 
-def hf_config(sizes: dict[str, Any]) -> Qwen3Config:
-    """transformers' config of these sizes, which are named as ours."""
-    rope = {"rope_type": "default", "rope_theta": sizes["rope_theta"]}
-    left = {name: size for name, size in sizes.items() if name != "rope_theta"}
-    return Qwen3Config(**left, rope_parameters=rope)
+def hf_config(sizes: dict[str, Any]) -> PreTrainedConfig:
+    """transformers' config of these sizes, which are named as theirs; "rope" is a scaling."""
+    left = {"model_type": "qwen3", **sizes}
+    rope = {"rope_type": "default", "rope_theta": left.pop("rope_theta"), **left.pop("rope", {})}
+    return AutoConfig.for_model(**left, rope_parameters=rope)
+
+
+def config_of(**changes: Any) -> ModelConfig:
+    """Ours of shape BASE with `changes`, by way of transformers' config; without an EOS."""
+    raw = hf_config({**BASE, **changes}).to_dict()
+    return ModelConfig.from_dict({**raw, "architectures": None, "eos_token_id": None})
 
 
 def save_random(folder: Path, seed: int = 0, max_shard_size: str = "5GB", **changes: Any) -> Path:
     """Save a random checkpoint of shape BASE with `changes`, in fp32, by save_pretrained."""
-    model = HfQwen3(hf_config({**BASE, **changes}))
+    model = AutoModelForCausalLM.from_config(hf_config({**BASE, **changes}))
     randomise(model, seed)
     model.save_pretrained(folder, max_shard_size=max_shard_size)
     return folder
@@ -101,18 +127,19 @@ def save_tokenizer(folder: Path) -> None:
     tokenizer.save(str(folder / "tokenizer.json"))
 
 
-def load_reference(folder: Path, dtype: torch.dtype = torch.float32) -> HfQwen3:
+def load_reference(folder: Path, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
     """The checkpoint in transformers, with its textbook ("eager") attention."""
-    return HfQwen3.from_pretrained(folder, dtype=dtype, attn_implementation="eager").eval()
+    options = {"dtype": dtype, "attn_implementation": "eager"}
+    return AutoModelForCausalLM.from_pretrained(folder, **options).eval()
 
 
-def reference_logits(reference: HfQwen3, sequences: Sequence[Sequence[int]]) -> Tensor:
+def reference_logits(reference: PreTrainedModel, sequences: Sequence[Sequence[int]]) -> Tensor:
     """transformers' logits, each sequence ALONE, laid end to end: [T, V] fp32."""
     return torch.cat([reference(torch.tensor([ids])).logits[0].float() for ids in sequences])
 
 
 def our_logits(
-    model: Qwen3ForCausalLM,
+    model: CausalLM,
     sequences: Sequence[Sequence[int]],
     attention: AttentionBackend | None = None,
 ) -> Tensor:

@@ -22,7 +22,7 @@ from hypothesis import settings
 from tokenizers import Tokenizer
 
 from tutorial_engine.model.checkpoint import load_model, load_tokenizer
-from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
+from tutorial_engine.model.decoder import CausalLM
 
 MakeCheckpoint = Callable[..., Path]
 torch.set_num_threads(1)  # with matrices this small, more threads only wait for each other
@@ -96,7 +96,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def model() -> Qwen3ForCausalLM:
+def model() -> CausalLM:
     """The tiny model that ships, shared by all tests: look at it, never change it."""
     return load_model()
 

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import ipywidgets as widgets
 from tokenizers import Tokenizer
 
-from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
+from tutorial_engine.model.decoder import CausalLM
 from tutorial_engine.viz.attention_explorer import MAX_TOKENS, AttentionExplorer
 from tutorial_engine.viz.block_explorer import BlockExplorer
 from tutorial_engine.viz.cache_explorer import CacheExplorer
@@ -25,7 +25,7 @@ from tutorial_engine.viz.scheduler_explorer import SchedulerExplorer
 
 SVG = "{http://www.w3.org/2000/svg}"
 AnyExplorer = TypeVar("AnyExplorer", bound=Explorer)
-Make = Callable[[Qwen3ForCausalLM, Tokenizer, str], Explorer]
+Make = Callable[[CausalLM, Tokenizer, str], Explorer]
 PROMPT = "Anna had a red kite. Ben had a hat. Anna"
 MANY = ["Anna had a red kite. ", "Ben had a blue ball. ", "The sun was warm and the sky was blue "]
 
@@ -44,7 +44,7 @@ def cut(tokenizer: Tokenizer, num_tokens: int) -> str:
     return tokenizer.decode(tokenizer.encode("".join(MANY * 5)).ids[:num_tokens])
 
 
-def cells(model: Qwen3ForCausalLM, tokenizer: Tokenizer, prompt: str) -> CellExplorer:
+def cells(model: CausalLM, tokenizer: Tokenizer, prompt: str) -> CellExplorer:
     script = [Operation(APPEND, 0, text=prompt), Operation("seq_cp", 0, 1), Operation("seq_rm", 0)]
     return CellExplorer(model, tokenizer, num_cells=16, script=script)
 

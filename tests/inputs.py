@@ -18,7 +18,7 @@ from tutorial_engine.learn.capstone import watched
 from tutorial_engine.model.attention import causal_mask
 from tutorial_engine.model.batch import Batch
 from tutorial_engine.model.checkpoint import load_model, load_tokenizer
-from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
+from tutorial_engine.model.decoder import CausalLM
 from tutorial_engine.parallel.report import ParallelReport
 from tutorial_engine.parallel.tensor_parallel import Traffic
 from tutorial_engine.sampling.params import SamplingParams
@@ -64,9 +64,9 @@ def distances(offset: float, lines: int = 2) -> dict[str, list[float]]:
     return {f"key at n = {50 * i}": [s + i * offset for s in base] for i in range(lines)}
 
 
-def on_meta() -> Qwen3ForCausalLM:
+def on_meta() -> CausalLM:
     with torch.device("meta"):
-        return Qwen3ForCausalLM(QWEN3_06B).to("meta")
+        return CausalLM(QWEN3_06B).to("meta")
 
 
 def kv_numbers(layers: int = 3, tokens: int = 4, heads: int = 2, dim: int = 2) -> Tensor:

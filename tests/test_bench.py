@@ -26,7 +26,7 @@ from tutorial_engine.lab.on_gpu import GpuStep
 from tutorial_engine.lab.roofline import Roofline, forward_bytes, forward_flops, weight_bytes
 from tutorial_engine.model.checkpoint import TINY, load_model
 from tutorial_engine.model.config import ModelConfig
-from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
+from tutorial_engine.model.decoder import CausalLM
 from tutorial_engine.sampling.params import SamplingParams
 
 SMALL = [Asked((5, 6, 7), 9), Asked(tuple(range(40, 61)), 2), Asked((8,), 5)]
@@ -52,7 +52,7 @@ def theirs() -> Any:
     return contenders.load_transformers(TINY, torch.float32)
 
 
-def alone(model: Qwen3ForCausalLM, requests: Sequence[Asked]) -> list[tuple[int, ...]]:
+def alone(model: CausalLM, requests: Sequence[Asked]) -> list[tuple[int, ...]]:
     """What each request gets when it is the only one."""
     found = []
     for one in requests:
@@ -327,7 +327,7 @@ def test_gguf_holds_the_weights_under_llama_cpps_names(
     assert (told["block_count"], told["head_count"], told["head_count_kv"]) == (3, 4, 2)
     assert told["key_length"] == told["value_length"] == variant.get("head_dim", 16)
     assert (told["rope_freq_base"], told["vocab_size"]) == (10_000.0, 97)
-    with pytest.raises(ValueError, match="attention_bias"):
+    with pytest.raises(ValueError, match="without biases"):
         llama.write_gguf(save_random(tmp_path / "b", attention_bias=True), file, torch.float32)
 
 

@@ -15,7 +15,7 @@ from traces import check_phone
 from tools.publish.figures import FIGURES, MOVES, moving_pictures
 from tools.publish.players import SHOWS, Film, show_of
 from tutorial_engine.model.checkpoint import load_model, load_tokenizer
-from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
+from tutorial_engine.model.decoder import CausalLM
 from tutorial_engine.viz.moving import moving
 from tutorial_engine.viz.player import Frame, film_of, player, save_player, still
 from tutorial_engine.viz.scene import Scene
@@ -50,7 +50,7 @@ def browser() -> Iterator[Browser]:
 
 @pytest.mark.parametrize("name", ALONE)
 def test_a_player_is_driven_by_keyboard_and_address(
-    model: Qwen3ForCausalLM, tokenizer: Tokenizer, browser: Browser, tmp_path: Path, name: str
+    model: CausalLM, tokenizer: Tokenizer, browser: Browser, tmp_path: Path, name: str
 ) -> None:
     explorer = MAKE[name](model, tokenizer, PROMPT)
     file = explorer.player(tmp_path / "player.html")
@@ -90,7 +90,7 @@ def test_a_player_is_driven_by_keyboard_and_address(
 
 
 def test_each_control_acts_on_its_key(
-    model: Qwen3ForCausalLM, tokenizer: Tokenizer, browser: Browser, tmp_path: Path
+    model: CausalLM, tokenizer: Tokenizer, browser: Browser, tmp_path: Path
 ) -> None:
     explorer = MAKE["attention"](model, tokenizer, PROMPT)
     page, last = browser.new_page(), explorer.num_steps - 1
@@ -117,7 +117,7 @@ def test_each_control_acts_on_its_key(
 
 
 def test_play_runs_to_the_end_and_pauses(
-    model: Qwen3ForCausalLM, tokenizer: Tokenizer, browser: Browser, tmp_path: Path
+    model: CausalLM, tokenizer: Tokenizer, browser: Browser, tmp_path: Path
 ) -> None:
     explorer = MAKE["scheduler"](model, tokenizer, PROMPT)
     page = browser.new_page()
@@ -260,7 +260,7 @@ def test_a_title_that_the_page_says_is_not_drawn_again() -> None:
 
 
 def test_a_player_without_parts_is_swiped(
-    model: Qwen3ForCausalLM, tokenizer: Tokenizer, browser: Browser, tmp_path: Path
+    model: CausalLM, tokenizer: Tokenizer, browser: Browser, tmp_path: Path
 ) -> None:
     file = MAKE["sampling"](model, tokenizer, PROMPT).player(tmp_path / "player.html")
     page = browser.new_page(viewport={"width": 390, "height": 780})

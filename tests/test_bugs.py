@@ -33,7 +33,7 @@ from tutorial_engine.learn.eager_pages import EagerPages, cost, crowd, drama, to
 from tutorial_engine.model import attention as attention_module
 from tutorial_engine.model.attention import NaiveAttention, naive_attention
 from tutorial_engine.model.batch import Batch
-from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
+from tutorial_engine.model.decoder import CausalLM
 from tutorial_engine.sampling.params import SamplingParams
 from tutorial_engine.trace.events import Finished
 from tutorial_engine.viz.timeline_plots import timeline, timelines
@@ -43,12 +43,12 @@ from tutorial_engine.viz.timeline_plots import timeline, timelines
 IDS = [[40, 7, 99, 250, 7, 13, 300, 41], [5, 6, 7]]
 
 
-def naive_logits(model: Qwen3ForCausalLM) -> Tensor:
+def naive_logits(model: CausalLM) -> Tensor:
     return model.compute_logits(model(Batch.from_sequences(IDS), NaiveAttention()))
 
 
 def test_each_bug_changes_the_logits_in_its_own_way_and_goes_again(
-    model: Qwen3ForCausalLM,
+    model: CausalLM,
 ) -> None:
     right = naive_logits(model)
     results = [right]
@@ -87,7 +87,7 @@ def test_a_bug_made_from_another_source_than_the_installed_is_refused() -> None:
 
 
 def test_zoo_says_what_a_test_does_not_catch(
-    model: Qwen3ForCausalLM, capsys: pytest.CaptureFixture[str]
+    model: CausalLM, capsys: pytest.CaptureFixture[str]
 ) -> None:
     right = naive_logits(model)
     bugs = {name: BUGS_01[name] for name in ("RoPE turns neighbours", "gate and up swapped")}
@@ -102,7 +102,7 @@ def test_zoo_says_what_a_test_does_not_catch(
 # -- notebook 02 ---------------------------------------------------------------------------------
 
 
-def path(model: Qwen3ForCausalLM, chunk_size: int | None) -> Tensor:
+def path(model: CausalLM, chunk_size: int | None) -> Tensor:
     """Logits after a prefill of 8 tokens and 4 decodes, in memory that holds zeros."""
     cache = StaticKVCache.from_config(model.config, max_len=16)
     cache.storage.k.zero_()
@@ -116,9 +116,7 @@ def path(model: Qwen3ForCausalLM, chunk_size: int | None) -> Tensor:
 
 
 @pytest.mark.parametrize("name", BUGS_02)
-def test_bug_of_the_cache_is_found_by_logits_and_goes_again(
-    model: Qwen3ForCausalLM, name: str
-) -> None:
+def test_bug_of_the_cache_is_found_by_logits_and_goes_again(model: CausalLM, name: str) -> None:
     chunk_size = 4 if "chunk" in name else None
     right = path(model, None)
     with planted(name, BUGS_02):
@@ -135,7 +133,7 @@ PROMPTS = [list(range(40, 50)), list(range(60, 67)), [70, 71, 72]]
 
 
 def texts(
-    model: Qwen3ForCausalLM, chosen: list[int], budget: int, temperature: float
+    model: CausalLM, chosen: list[int], budget: int, temperature: float
 ) -> dict[str, tuple[int, ...]]:
     engine = LLMEngine(model, config=EngineConfig(max_model_len=32, max_num_batched_tokens=budget))
     for i in chosen:
@@ -146,7 +144,7 @@ def texts(
 
 @pytest.mark.parametrize("name", BUGS_03)
 def test_bug_of_the_scheduler_shows_in_company_only_and_goes_again(
-    model: Qwen3ForCausalLM, name: str
+    model: CausalLM, name: str
 ) -> None:
     def alone() -> dict[str, tuple[int, ...]]:
         return {str(i): texts(model, [i], 64, 1.0)[str(i)] for i in range(3)}  # whole prompts
@@ -164,7 +162,7 @@ def test_bug_of_the_scheduler_shows_in_company_only_and_goes_again(
 
 
 def test_a_stale_block_gives_one_user_the_text_of_another(
-    model: Qwen3ForCausalLM, tokenizer: Tokenizer
+    model: CausalLM, tokenizer: Tokenizer
 ) -> None:
     anna, tom = "One day Anna had an old lamp.", "One day Tom had a yellow coat."
     asked = {"user 1": anna, "user 2": tom, "user 1 again": anna}
@@ -192,7 +190,7 @@ SEEN: dict[str, set[str]] = {
 
 
 @pytest.fixture(scope="module")
-def rows(model: Qwen3ForCausalLM) -> list[Seen]:
+def rows(model: CausalLM) -> list[Seen]:
     return stress(model, PROMPT_IDS)
 
 
@@ -214,14 +212,14 @@ def test_a_bug_of_blocks_is_seen_by_some_tests_and_never_alone(
 # -- the naive admission: right tokens, and what they cost -----------------------------------------
 
 
-def test_eager_admission_throws_one_request_out_four_times(model: Qwen3ForCausalLM) -> None:
+def test_eager_admission_throws_one_request_out_four_times(model: CausalLM) -> None:
     eager, right = (crowd(pages, model, PROMPT_IDS) for pages in (EagerPages, PagedKVCache))
     assert cost(eager)[:4] == (22, 6, {"B": 4, "C": 2}, 27)
     assert cost(right)[:4] == (23, 2, {"B": 1, "C": 1}, 16)
     assert tokens(eager) == tokens(right) and len(tokens(right)) == 3
 
 
-def test_the_drama_is_one(model: Qwen3ForCausalLM, tokenizer: Tokenizer) -> None:
+def test_the_drama_is_one(model: CausalLM, tokenizer: Tokenizer) -> None:
     """Many times the tokens and several times as long, for the same answers; the users suffer."""
     runs = drama(model, tokenizer)
     right, eager = runs.values()
@@ -242,9 +240,7 @@ def test_the_drama_is_one(model: Qwen3ForCausalLM, tokenizer: Tokenizer) -> None
     assert eager.num_preemptions and eager.num_tokens < 1.2 * patient.num_tokens
 
 
-def test_a_box_too_narrow_for_hatching_has_a_cross(
-    model: Qwen3ForCausalLM, tokenizer: Tokenizer
-) -> None:
+def test_a_box_too_narrow_for_hatching_has_a_cross(model: CausalLM, tokenizer: Tokenizer) -> None:
     runs = drama(model, tokenizer)
     by_time, by_step = timelines(runs), timeline(runs["the first chunk fits"])
     for picture, crosses in ((by_time, 13), (by_step, 0)):

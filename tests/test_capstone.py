@@ -27,7 +27,7 @@ from tutorial_engine.learn.capstone import (
 from tutorial_engine.learn.own_server import OwnServer
 from tutorial_engine.model.attention import SdpaAttention
 from tutorial_engine.model.batch import Batch
-from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
+from tutorial_engine.model.decoder import CausalLM
 from tutorial_engine.sampling import SamplingParams
 
 SEED = 1
@@ -40,21 +40,21 @@ def drawn_once() -> Iterator[None]:
         yield
 
 
-def on(model: Qwen3ForCausalLM, limits: Limits, memory: Any = None, **parts: Any) -> LLMEngine:
+def on(model: CausalLM, limits: Limits, memory: Any = None, **parts: Any) -> LLMEngine:
     return LLMEngine(model, config=EngineConfig(**limits._asdict()), memory=memory, **parts)
 
 
-def pages(model: Qwen3ForCausalLM, limits: Limits) -> Adapted:
+def pages(model: CausalLM, limits: Limits) -> Adapted:
     """So few that requests are preempted."""
     memory = PagedKVCache.from_config(model.config, num_blocks=40, block_size=4)
     return Adapted(on(model, limits, memory))
 
 
-def many_pages(model: Qwen3ForCausalLM, limits: Limits) -> Adapted:
+def many_pages(model: CausalLM, limits: Limits) -> Adapted:
     return Adapted(on(model, limits, PagedKVCache.from_config(model.config, num_blocks=200)))
 
 
-def own(model: Qwen3ForCausalLM, limits: Limits, tokenizer: Tokenizer | None = None) -> Adapted:
+def own(model: CausalLM, limits: Limits, tokenizer: Tokenizer | None = None) -> Adapted:
     server = OwnServer(model, tokenizer, "pages", num_blocks=60, block_size=8)
     return Adapted(server.engine(**limits._asdict()))
 
@@ -62,7 +62,7 @@ def own(model: Qwen3ForCausalLM, limits: Limits, tokenizer: Tokenizer | None = N
 class Scratch:
     """An engine of thirty lines: known tokens, how many are computed, and a row for each."""
 
-    def __init__(self, model: Qwen3ForCausalLM, limits: Limits) -> None:
+    def __init__(self, model: CausalLM, limits: Limits) -> None:
         sizes = {"max_seqs": limits.max_num_seqs, "max_len": limits.max_model_len}
         self.cache = StaticKVCache.from_config(model.config, **sizes)
         self.model, self.limits = model, limits
@@ -114,7 +114,7 @@ def policy(scheduler: Any) -> Factory:
     [package_engine, pages, own, Scratch],
     ids=["rows", "pages", "own", "from scratch"],
 )
-def test_right_engines_are_accepted(factory: Factory, model: Qwen3ForCausalLM) -> None:
+def test_right_engines_are_accepted(factory: Factory, model: CausalLM) -> None:
     report = check_engine(factory, SEED, rounds=1)
     assert report.ok and repr(report).count("✔") == 5 and repr(report).endswith("\nAccepted.")
 
@@ -122,7 +122,7 @@ def test_right_engines_are_accepted(factory: Factory, model: Qwen3ForCausalLM) -
 class Changed(Adapted):
     """Ours, with a change in what it is given or gives out."""
 
-    def __init__(self, model: Qwen3ForCausalLM, limits: Limits) -> None:
+    def __init__(self, model: CausalLM, limits: Limits) -> None:
         super().__init__(on(model, limits))
 
 
@@ -164,7 +164,7 @@ class Swaps(Changed):
 class Recomputes(Changed):
     """No cache: each forward runs all that is known."""
 
-    def __init__(self, model: Qwen3ForCausalLM, limits: Limits) -> None:
+    def __init__(self, model: CausalLM, limits: Limits) -> None:
         self.model, self.all = model, dict[str, tuple[list[int], int]]()
 
     def add_request(self, request_id: str, prompt_token_ids: list[int], max_tokens: int) -> None:
@@ -186,7 +186,7 @@ def bug(zoo: Zoo, name: str, make: Callable[..., Adapted] = package_engine) -> F
     """The engine runs with the bug; what the tokens are compared with does not."""
 
     class Planted(Adapted):
-        def __init__(self, model: Qwen3ForCausalLM, limits: Limits) -> None:
+        def __init__(self, model: CausalLM, limits: Limits) -> None:
             super().__init__(make(model, limits).engine)
 
         def step(self) -> list[tuple[str, int]]:
@@ -218,7 +218,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_wrong_engines_are_told_apart(name: str, model: Qwen3ForCausalLM) -> None:
+def test_wrong_engines_are_told_apart(name: str, model: CausalLM) -> None:
     factory, said = WRONG[name]
     report = check_engine(factory, SEED, rounds=1)
     assert not report.ok and re.search(said, repr(report), re.M), report

@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from checkpoints import (
     load_reference,
     our_logits,
     random_sequences,
+    randomise,
     reference_logits,
     save_tokenizer,
 )
@@ -29,7 +31,7 @@ from conftest import MakeCheckpoint
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, processors
 from torch import Tensor
-from transformers import AutoConfig, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from tutorial_engine.engine.engine import LLMEngine
 from tutorial_engine.engine.generate import generate
@@ -554,9 +556,60 @@ def test_old_config_is_read_as_transformers_reads_it(raw: dict[str, Any], tmp_pa
     ours, theirs = ModelConfig.from_pretrained(tmp_path), AutoConfig.from_pretrained(tmp_path)
     for name in {*BASE, "rms_norm_eps"} - {"rope_theta"}:
         assert getattr(ours, name) == getattr(theirs, name), name
+    assert ours.qkv_bias == ours.o_bias == theirs.attention_bias
     assert ours.rope_theta == theirs.rope_parameters["rope_theta"]
     assert (ours == checkpoints.QWEN3_06B) == (raw is QWEN3_06B)
     assert ModelConfig.from_pretrained(str(tmp_path / "config.json")) == ours
+
+
+# From the config.json of released models: what differs, and what it means for the decoder.
+SMALL = {"vocab_size": 320, "hidden_size": 96, "intermediate_size": 64, "num_hidden_layers": 2}
+SMALL |= {"num_attention_heads": 4}
+LLAMA3 = {"factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+LLAMA3 |= {"original_max_position_embeddings": 8192, "rope_type": "llama3"}
+RELEASED: dict[str, dict[str, Any]] = {
+    "Llama 1": {"model_type": "llama", "max_sequence_length": 2048},
+    "Llama 2": {"model_type": "llama", "rope_scaling": None, "num_key_value_heads": 4},
+    "TinyLlama": {"model_type": "llama", "num_key_value_heads": 1, "rope_theta": 10000.0},
+    "Llama 3.2": {"model_type": "llama", "rope_scaling": LLAMA3, "head_dim": 20, "mlp_bias": False},
+    "SmolLM2": {"model_type": "llama", "num_key_value_heads": 2, "rope_theta": 130000},
+    "Qwen2.5": {"model_type": "qwen2", "num_key_value_heads": 2, "sliding_window": 32768},
+    "Mistral 0.3": {"model_type": "mistral", "num_key_value_heads": 2, "sliding_window": None},
+    "Qwen3": {"model_type": "qwen3", "num_key_value_heads": 2, "attention_bias": True},
+}
+
+
+@pytest.mark.parametrize("raw", RELEASED.values(), ids=RELEASED)
+def test_a_config_of_the_family_means_what_transformers_makes_of_it(
+    raw: dict[str, Any], tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(SMALL | raw))
+    theirs = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(tmp_path))
+    randomise(theirs)
+    ours = ModelConfig.from_pretrained(tmp_path)
+    assert ours.max_position_embeddings == theirs.config.max_position_embeddings
+    theirs.save_pretrained(tmp_path)
+    assert ModelConfig.from_pretrained(tmp_path) == replace(
+        ours, eos_token_ids=ModelConfig.from_pretrained(tmp_path).eos_token_ids
+    )
+    reference = reference_logits(theirs.eval(), IDS)
+    assert largest_difference(logits_of(tmp_path), reference) <= fp32_tolerance(reference)
+
+
+def test_the_frequencies_of_an_older_file_are_no_weights(make_checkpoint: MakeCheckpoint) -> None:
+    folder = make_checkpoint(model_type="llama")
+    before = logits_of(folder)
+    name = "model.layers.{}.self_attn.rotary_emb.inv_freq"
+    edit_tensors(folder, lambda t: t.update({name.format(i): torch.ones(8) for i in range(3)}))
+    assert torch.equal(logits_of(folder), before)
+
+
+MISTRAL = {"model_type": "mistral", "architectures": ["MistralForCausalLM"]}
+
+
+def test_a_mistral_that_says_nothing_of_its_window_has_one_as_in_transformers() -> None:
+    with pytest.raises(ValueError, match="'sliding_window': 4096"):
+        ModelConfig.from_dict(SMALL | MISTRAL | {"num_key_value_heads": 2})
 
 
 YARN = {"rope_type": "yarn", "factor": 4.0}
@@ -566,15 +619,24 @@ NO_IDS = ("</s>", True, -1, [3, "4"])
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"model_type": "llama", "architectures": ["LlamaForCausalLM"]}, "'llama'"),
-        ({"architectures": ["Qwen3MoeForCausalLM"]}, "Qwen3MoeForCausalLM"),
+        *(
+            ({"model_type": name, "architectures": [f"{name}LM"]}, f"'{name}'.*runs Llama 2 and 3")
+            for name in ("gemma3_text", "phi3", "mixtral", "qwen3_moe", "smollm3", "gpt2")
+        ),
+        ({"model_type": None}, "model_type None"),
+        ({"architectures": ["Qwen3ForSequenceClassification"]}, "Qwen3ForSequenceClassification"),
+        ({"model_type": "llama"}, r"'llama', architectures \['Qwen3ForCausalLM'\]"),
+        ({"mlp_bias": True}, "mlp_bias is not implemented"),
+        (MISTRAL | {"sliding_window": 4096}, "'sliding_window': 4096.*Mistral without a sliding"),
         ({"hidden_act": "gelu"}, "'gelu'"),
         ({"quantization_config": {"quant_method": "fp8"}}, "quantization_config"),
-        ({"use_sliding_window": True, "sliding_window": 64}, "use_sliding_window=True"),
+        ({"use_sliding_window": True, "sliding_window": 64}, "'use_sliding_window': True"),
         ({"layer_types": ["full_attention", "sliding_attention"]}, "sliding-window layers"),
         ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope scaling 'linear'"),
         ({"rope_parameters": {**YARN, "rope_theta": 1e6}}, "rope scaling 'yarn'"),
         ({"rope_parameters": {"full_attention": YARN}}, "one table for all layers"),
+        ({"rope_scaling": checkpoints.LLAMA3 | {"factor": None}}, "factor .* must be positive"),
+        ({"rope_scaling": checkpoints.LLAMA3 | {"low_freq_factor": 4.0}}, "must be below"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5"),
         ({"head_dim": 25}, "head_dim.*25"),
         ({"num_key_value_heads": 5}, r"\(16\).*num_key_value_heads \(5\)"),
@@ -682,6 +744,25 @@ def test_an_end_that_the_model_cannot_say_is_none_of_its_ends(
     assert load_model(folder).config.eos_token_ids == (7,)
     edit_json(folder, "tokenizer_config.json", eos_token="!")
     assert load_model(folder).config.eos_token_ids == (0, 7)
+
+
+def test_a_model_of_the_hub_that_cannot_run_is_refused_before_its_weights_come(
+    monkeypatch: pytest.MonkeyPatch, make_checkpoint: MakeCheckpoint
+) -> None:
+    folder = make_checkpoint(model_type="llama")
+    asked: list[str] = []
+
+    def download(name: str, allow_patterns: list[str], **_: Any) -> str:
+        asked.extend(allow_patterns)
+        return str(folder)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    assert resolve_checkpoint("somebody/runs") == folder and "*.safetensors" in asked
+    asked.clear()
+    edit_config(folder, model_type="phi3")
+    with pytest.raises(ValueError, match=r"'phi3'.*runs Llama 2 and 3"):
+        resolve_checkpoint("somebody/something")
+    assert asked == ["*.json", "*.jinja"]
 
 
 SILENT_HUB = """

@@ -12,7 +12,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from checkpoints import BASE, random_sequences
+from checkpoints import config_of, random_sequences
 from engines import VOCAB
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -32,7 +32,7 @@ from tutorial_engine.model.attention import AttentionBackend, BlockedAttention, 
 from tutorial_engine.model.batched_attention import BatchedAttention, varlen_kernel
 from tutorial_engine.model.checkpoint import without_weights
 from tutorial_engine.model.config import ModelConfig
-from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
+from tutorial_engine.model.decoder import CausalLM
 from tutorial_engine.parallel.tensor_parallel import shard
 from tutorial_engine.sampling.params import SamplingParams
 from tutorial_engine.trace.events import (
@@ -103,9 +103,8 @@ class RecordingRunner(GuessingRunner, ReplayRunner):
         return play
 
 
-def model_on_meta(**changes: Any) -> Qwen3ForCausalLM:
-    sizes = {**BASE, "max_position_embeddings": 64, "num_hidden_layers": 2, **changes}
-    config = ModelConfig(**sizes)
+def model_on_meta(**changes: Any) -> CausalLM:
+    config = config_of(**{"max_position_embeddings": 64, "num_hidden_layers": 2, **changes})
     return without_weights(config).to(META).requires_grad_(False).eval()
 
 
@@ -133,7 +132,7 @@ DOES: dict[str, set[type]] = {
 
 
 def serve(
-    model: Qwen3ForCausalLM, make: Make, make_runner: Callable[..., ModelRunner] = GuessingRunner
+    model: CausalLM, make: Make, make_runner: Callable[..., ModelRunner] = GuessingRunner
 ) -> set[type]:
     """Prompts in chunks, decodes beside them, forks, and less memory than they need."""
     trace = Recorder()
@@ -171,7 +170,7 @@ def test_what_is_replayed_can_be_recorded(
     assert (kernel is None) == (dtype == torch.float32)
     made: list[RecordingRunner] = []
 
-    def make_runner(model: Qwen3ForCausalLM, storage: Any) -> ModelRunner:
+    def make_runner(model: CausalLM, storage: Any) -> ModelRunner:
         made.append(RecordingRunner(model, storage, BatchedAttention(storage, kernel)))
         return made[0]
 

@@ -41,7 +41,7 @@ from tutorial_engine.learn.capstone import watched
 from tutorial_engine.learn.own_scheduler import plan_step as right
 from tutorial_engine.model.batch import Batch
 from tutorial_engine.model.checkpoint import TINY
-from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
+from tutorial_engine.model.decoder import CausalLM
 from tutorial_engine.sampling.params import SamplingParams
 from tutorial_engine.sampling.sampler import Sampler, filter_logits
 from tutorial_engine.trace.events import TokenSampled
@@ -87,7 +87,7 @@ TOLD: list[tuple[str, dict[str, Any], str]] = [  # to a learner who turns these 
 
 @pytest.fixture(scope="module", params=MAKE)
 def shared(
-    request: pytest.FixtureRequest, model: Qwen3ForCausalLM, tokenizer: Tokenizer
+    request: pytest.FixtureRequest, model: CausalLM, tokenizer: Tokenizer
 ) -> tuple[str, Explorer]:
     return request.param, MAKE[request.param](model, tokenizer, PROMPT)
 
@@ -111,7 +111,7 @@ def test_it_shows_a_live_view_a_picture_and_a_caption(explorer: Explorer) -> Non
 
 
 def test_every_step_has_its_own_picture_and_runs_nothing(
-    explorer: Explorer, model: Qwen3ForCausalLM
+    explorer: Explorer, model: CausalLM
 ) -> None:
     pictures, captions = set(), set()
     with watched(model) as batches:
@@ -172,7 +172,7 @@ def test_the_player_shows_every_step_item_by_item_and_a_button_saves_it(
 
 @pytest.mark.parametrize("name", LARGEST)
 def test_no_step_takes_longer_than_a_slider_may(
-    model: Qwen3ForCausalLM, tokenizer: Tokenizer, name: str
+    model: CausalLM, tokenizer: Tokenizer, name: str
 ) -> None:
     explorer, spent = LARGEST[name](model, tokenizer, PROMPT), []
     for step in [0, 1] * 3:
@@ -203,7 +203,7 @@ def test_set_returns_the_picture_and_a_refused_one_leaves_all_as_it_was(
 
 @pytest.mark.parametrize("knobs", [{"layer": 99}, {"prompt": "Ben had a hat.", "step": 999}])
 def test_a_knob_beyond_its_end_is_refused_and_nothing_is_turned(
-    model: Qwen3ForCausalLM, tokenizer: Tokenizer, knobs: dict[str, Any]
+    model: CausalLM, tokenizer: Tokenizer, knobs: dict[str, Any]
 ) -> None:
     explorer = MAKE["attention"](model, tokenizer, PROMPT)
     before = seen(explorer)
@@ -214,7 +214,7 @@ def test_a_knob_beyond_its_end_is_refused_and_nothing_is_turned(
 
 @pytest.mark.parametrize(("name", "knobs", "said"), TOLD)
 def test_what_cannot_be_shown_is_told_and_the_old_picture_kept(
-    model: Qwen3ForCausalLM, tokenizer: Tokenizer, name: str, knobs: dict[str, Any], said: str
+    model: CausalLM, tokenizer: Tokenizer, name: str, knobs: dict[str, Any], said: str
 ) -> None:
     explorer = turn(MAKE[name](model, tokenizer, PROMPT), 1)
     before, old = seen(explorer), {knob: explorer.value(knob) for knob in knobs}
@@ -234,7 +234,7 @@ def test_what_cannot_be_shown_is_told_and_the_old_picture_kept(
 
 @pytest.mark.parametrize("name", [name for name in MAKE if name not in ("rope", "calculator")])
 def test_a_prompt_of_markup_can_be_read_at_every_step(
-    model: Qwen3ForCausalLM, tokenizer: Tokenizer, name: str
+    model: CausalLM, tokenizer: Tokenizer, name: str
 ) -> None:
     for prompt in NASTY[:3]:
         explorer = MAKE[name](model, tokenizer, prompt)
@@ -331,7 +331,7 @@ def test_items_that_change_their_order_are_drawn_in_the_order_of_each_step() -> 
 # -- attention and RoPE ----------------------------------------------------------------------------
 
 
-def test_weights_are_those_of_transformers(model: Qwen3ForCausalLM, tokenizer: Tokenizer) -> None:
+def test_weights_are_those_of_transformers(model: CausalLM, tokenizer: Tokenizer) -> None:
     ids = tokenizer.encode(PROMPT).ids
     reference = AutoModelForCausalLM.from_pretrained(
         TINY, dtype=torch.float32, attn_implementation="eager"
@@ -344,7 +344,7 @@ def test_weights_are_those_of_transformers(model: Qwen3ForCausalLM, tokenizer: T
 
 @pytest.mark.parametrize(("layer", "head"), [(0, 0), (2, 1)])
 def test_tips_and_captions_hold_the_weights_that_the_engine_returned(
-    model: Qwen3ForCausalLM, tokenizer: Tokenizer, layer: int, head: int
+    model: CausalLM, tokenizer: Tokenizer, layer: int, head: int
 ) -> None:
     attention, ids = AttentionExplorer(model, tokenizer, PROMPT), tokenizer.encode(PROMPT).ids
     labels, weights = token_labels(tokenizer, ids), attention_weights(model, ids)[layer, head]
@@ -368,7 +368,7 @@ def test_tips_and_captions_hold_the_weights_that_the_engine_returned(
 
 
 def test_what_the_model_predicts_stands_beside_what_the_head_looks_at(
-    model: Qwen3ForCausalLM, tokenizer: Tokenizer
+    model: CausalLM, tokenizer: Tokenizer
 ) -> None:
     prompt, layer, head = "Once upon a time Rado had an old coat. One day R", 3, 3
     ids = tokenizer.encode(prompt).ids
@@ -397,7 +397,7 @@ def test_what_the_model_predicts_stands_beside_what_the_head_looks_at(
 
 
 @pytest.fixture
-def cache(model: Qwen3ForCausalLM, tokenizer: Tokenizer) -> CacheExplorer:
+def cache(model: CausalLM, tokenizer: Tokenizer) -> CacheExplorer:
     return CacheExplorer(model, tokenizer, PROMPTS, new_tokens=5)
 
 
@@ -478,7 +478,7 @@ NO_FILTER = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed":
 
 
 @pytest.fixture
-def sampling(model: Qwen3ForCausalLM, tokenizer: Tokenizer) -> SamplingExplorer:
+def sampling(model: CausalLM, tokenizer: Tokenizer) -> SamplingExplorer:
     """The tiny model at a flat place, every filter off, at the last step."""
     return turn(SamplingExplorer(model, tokenizer, FLAT), 4, **NO_FILTER)
 
@@ -586,7 +586,7 @@ def test_lines_are_as_vllm_logs_them() -> None:
 
 
 @pytest.fixture
-def cells(model: Qwen3ForCausalLM, tokenizer: Tokenizer) -> CellExplorer:
+def cells(model: CausalLM, tokenizer: Tokenizer) -> CellExplorer:
     made = CellExplorer(model, tokenizer)
     return turn(made, made.num_steps - 1)
 
@@ -621,7 +621,7 @@ def test_refused_is_said_and_nothing_is_lost(
 
 
 def test_every_position_runs_once_and_gives_the_tokens_of_generate_alone(
-    model: Qwen3ForCausalLM, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+    model: CausalLM, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[Any] = []
     at, positions = Dial.at, [CELLS, 1, 2, 4, 8, 16, ROWS]
@@ -646,7 +646,7 @@ def test_every_position_runs_once_and_gives_the_tokens_of_generate_alone(
 
 
 @pytest.fixture
-def scheduler(model: Qwen3ForCausalLM, tokenizer: Tokenizer) -> SchedulerExplorer:
+def scheduler(model: CausalLM, tokenizer: Tokenizer) -> SchedulerExplorer:
     return SchedulerExplorer(model, tokenizer, PROMPTS)
 
 
@@ -662,7 +662,7 @@ FIVE = [*PROMPTS, "Tom saw a dog.", "Mia had a red hat."]
 
 
 @pytest.fixture
-def five(model: Qwen3ForCausalLM, tokenizer: Tokenizer) -> SchedulerExplorer:
+def five(model: CausalLM, tokenizer: Tokenizer) -> SchedulerExplorer:
     """As notebook 03 opens it."""
     server = OwnServer(model, tokenizer)
     mine = server.as_written
@@ -675,7 +675,7 @@ def test_the_four_policies_take_four_numbers_of_steps(five: SchedulerExplorer) -
 
 
 def test_a_pool_has_room_for_the_longest_prompt_wherever_its_knobs_stand(
-    model: Qwen3ForCausalLM, tokenizer: Tokenizer
+    model: CausalLM, tokenizer: Tokenizer
 ) -> None:
     for simple in (True, False):
         made = BlockExplorer(model, tokenizer, ["One day", PROMPTS[0]], simple=simple)
@@ -811,7 +811,7 @@ def test_the_table_has_the_numbers_that_the_rule_goes_by(
 
 
 def test_the_explorer_of_notebook_05_evicts_at_7_blocks_and_preempts_at_5(
-    model: Qwen3ForCausalLM, tokenizer: Tokenizer
+    model: CausalLM, tokenizer: Tokenizer
 ) -> None:
     prompts = [PROMPTS[0], "Once upon a time Anna had a blue ball.", PROMPTS[2]]
     explorer = BlockExplorer(model, tokenizer, prompts)

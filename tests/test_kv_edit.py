@@ -13,7 +13,7 @@ from tutorial_engine.lab.ledger import ledger, loop_path
 from tutorial_engine.learn.own_cache import MyCache
 from tutorial_engine.learn.own_engine import OwnEngine
 from tutorial_engine.model.checkpoint import TINY
-from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
+from tutorial_engine.model.decoder import CausalLM
 from tutorial_engine.viz.kv_edit_view import (
     transplant,
     transplant_caption,
@@ -37,12 +37,12 @@ class AsLists:
         return [tuple(torch.stack(part) for part in zip(*self.rows[layer], strict=True))]
 
 
-def exchange(model: Qwen3ForCausalLM, tokenizer: Tokenizer, which: str, layer: int = 3) -> Exchange:
+def exchange(model: CausalLM, tokenizer: Tokenizer, which: str, layer: int = 3) -> Exchange:
     return Exchange(memory_of(model, tokenizer.encode(NEDO).ids[:-1]), [1], [layer], which)
 
 
 def test_v_of_one_slot_in_the_last_layer_carries_the_name_and_nothing_else_does(
-    model: Qwen3ForCausalLM, tokenizer: Tokenizer
+    model: CausalLM, tokenizer: Tokenizer
 ) -> None:
     ids, other = (tokenizer.encode(text).ids for text in (NAMO, NEDO))
     own, donors = (continued(model, one, dict, NEW) for one in (ids, other))
@@ -55,7 +55,7 @@ def test_v_of_one_slot_in_the_last_layer_carries_the_name_and_nothing_else_does(
 
 @pytest.mark.parametrize(("which", "cache"), [("k", MyCache), ("v", AsLists), ("kv", MyCache)])
 def test_every_cache_tells_the_same_story_after_the_same_edit(
-    model: Qwen3ForCausalLM, tokenizer: Tokenizer, which: str, cache: Any
+    model: CausalLM, tokenizer: Tokenizer, which: str, cache: Any
 ) -> None:
     edit, mine = exchange(model, tokenizer, which), OwnEngine(model, tokenizer, cached=True)
     mine.parts.own["MyCache"] = cache
@@ -73,13 +73,13 @@ def test_every_cache_tells_the_same_story_after_the_same_edit(
 
 
 def test_an_edit_below_the_last_layer_has_no_reference(
-    model: Qwen3ForCausalLM, tokenizer: Tokenizer
+    model: CausalLM, tokenizer: Tokenizer
 ) -> None:
     with pytest.raises(ValueError, match="only an edit of layer 3"):
         edited_paths(model, exchange(model, tokenizer, "v", layer=1))
 
 
-def test_a_transplant_says_whose_story_it_is(model: Qwen3ForCausalLM, tokenizer: Tokenizer) -> None:
+def test_a_transplant_says_whose_story_it_is(model: CausalLM, tokenizer: Tokenizer) -> None:
     """What a reader of the player can choose is in test_browser_players.py."""
     edit = transplant(model, tokenizer, which="v")
     assert "The screen says Namo, and the story is that of Nedo" in transplant_caption(edit)
@@ -91,7 +91,7 @@ def test_a_transplant_says_whose_story_it_is(model: Qwen3ForCausalLM, tokenizer:
 
 
 def test_a_learners_memory_of_any_form_is_read_and_cut(
-    model: Qwen3ForCausalLM, tokenizer: Tokenizer
+    model: CausalLM, tokenizer: Tokenizer
 ) -> None:
     mine = OwnEngine(model, tokenizer, cached=True)
     mine.parts.own["MyCache"] = AsLists

@@ -25,7 +25,7 @@ from tutorial_engine.lab.when_full import when_full
 from tutorial_engine.lab.workload import Arrival
 from tutorial_engine.learn.cause_check import check_causes
 from tutorial_engine.model.checkpoint import load_model, load_tokenizer
-from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
+from tutorial_engine.model.decoder import CausalLM
 from tutorial_engine.sampling.params import SamplingParams
 from tutorial_engine.trace import Recorder, Trace, events
 from tutorial_engine.trace.history import history
@@ -151,7 +151,7 @@ def test_large_blocks_waste_and_small_ones_cost() -> None:
 
 # -- vLLM's two log lines -------------------------------------------------------------------------
 
-MEMORIES: dict[str, Callable[[Qwen3ForCausalLM], KVMemory]] = {
+MEMORIES: dict[str, Callable[[CausalLM], KVMemory]] = {
     "pages of 4": lambda m: PagedKVCache.from_config(m.config, block_size=4, num_blocks=12),
     "pages of 16": lambda m: PagedKVCache.from_config(m.config, block_size=16, num_blocks=9),
     "cells": lambda m: CellKVCache.from_config(m.config, 50),
@@ -162,7 +162,7 @@ MEMORIES: dict[str, Callable[[Qwen3ForCausalLM], KVMemory]] = {
 @pytest.mark.parametrize("name", MEMORIES)
 @pytest.mark.parametrize("length", [1, 13, 16, 40])
 def test_so_many_requests_of_this_length_fit_and_no_more(
-    name: str, length: int, model: Qwen3ForCausalLM
+    name: str, length: int, model: CausalLM
 ) -> None:
     memory, fit = MEMORIES[name](model), 0
     log = pool_log(memory, length)

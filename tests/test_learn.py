@@ -26,7 +26,7 @@ from tutorial_engine.learn.verdict import (
     is_open,
 )
 from tutorial_engine.model.attention import naive_attention
-from tutorial_engine.model.qwen3 import Qwen3DecoderLayer, Qwen3ForCausalLM
+from tutorial_engine.model.decoder import CausalLM, DecoderLayer
 from tutorial_engine.sampling.params import SamplingParams
 from tutorial_engine.trace.events import Recorder
 
@@ -217,7 +217,7 @@ def test_question_is_shown_live_and_as_text(predictions: Predictions) -> None:
 
 @pytest.mark.parametrize(
     "thing",
-    [naive_attention, Qwen3DecoderLayer.forward, Qwen3DecoderLayer, Verdict, Predictions.reveal],
+    [naive_attention, DecoderLayer.forward, DecoderLayer, Verdict, Predictions.reveal],
 )
 def test_source_is_the_installed_code_without_its_docstring(
     thing: Callable[..., Any], capsys: pytest.CaptureFixture[str]
@@ -269,7 +269,7 @@ def test_right_answer_is_used_and_any_other_is_told_and_replaced(
 # -- a scheduler without a model ----------------------------------------------------------------
 
 
-def test_dry_run_is_the_real_scheduler_without_the_model(model: Qwen3ForCausalLM) -> None:
+def test_dry_run_is_the_real_scheduler_without_the_model(model: CausalLM) -> None:
     jobs = [Job("A", 10, 6), Job("B", 7, 3), Job("C", 3, 5)]
     limits = {"max_num_seqs": 2, "max_num_batched_tokens": 8}
     dry = dry_run(Scheduler, jobs, EngineConfig(**limits))

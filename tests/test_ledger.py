@@ -8,7 +8,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from checkpoints import largest_difference, load_reference, random_sequences, save_random
+from checkpoints import FAMILY, largest_difference, load_reference, random_sequences, save_random
 from engines import VOCAB, random_model
 from tokenizers import Tokenizer
 from torch import Tensor
@@ -37,7 +37,7 @@ from tutorial_engine.learn.capstone import watched
 from tutorial_engine.model.attention import NaiveAttention
 from tutorial_engine.model.batch import Batch
 from tutorial_engine.model.checkpoint import TINY, load_model
-from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
+from tutorial_engine.model.decoder import CausalLM
 
 SHAPES: dict[str, dict[str, Any]] = {
     "two heads a group": {"num_hidden_layers": 2},
@@ -51,6 +51,7 @@ SHAPES: dict[str, dict[str, Any]] = {
         "rope_theta": 1_000_000.0,
     },
     "tied, bias, three layers": {"tie_word_embeddings": True, "attention_bias": True},
+    **{name: FAMILY[name] for name in ("llama, biases", "llama 3, tied", "qwen2", "mistral")},
 }
 LENGTHS, STEPS, MAX_LEN = [1, 9, 5, 13], 6, 32
 NEIGHBOURS = random_sequences([7, 3, 11], VOCAB, seed=99)
@@ -70,7 +71,7 @@ def nan_pools() -> Iterator[None]:
         yield
 
 
-def static(model: Qwen3ForCausalLM, kind: Any = run_with_cache, **options: Any) -> Any:
+def static(model: CausalLM, kind: Any = run_with_cache, **options: Any) -> Any:
     """Makes what runs so many sequences over rows, for loop_path."""
 
     def make_run(rows: int) -> Run:
@@ -80,13 +81,13 @@ def static(model: Qwen3ForCausalLM, kind: Any = run_with_cache, **options: Any) 
     return make_run
 
 
-def by_the_textbook(model: Qwen3ForCausalLM, cache: StaticKVCache) -> Run:
+def by_the_textbook(model: CausalLM, cache: StaticKVCache) -> Run:
     attention = NaiveAttention(cache=cache.storage)
     return lambda requests: prefill(model, cache, requests, attention=attention)
 
 
 def every_path(
-    model: Qwen3ForCausalLM, theirs: Any = None, max_len: int = MAX_LEN
+    model: CausalLM, theirs: Any = None, max_len: int = MAX_LEN
 ) -> dict[str, LedgerPath]:
     """All that there is, ours and transformers', the reference first."""
     paths = our_paths(model, max_len) | engine_paths(model, NEIGHBOURS, max_len)
@@ -145,7 +146,7 @@ def test_every_path_gives_the_same(tmp_path: Path, shape: str, seed: int) -> Non
     assert not wrong
 
 
-def test_shipped_model_has_a_whole_ledger(model: Qwen3ForCausalLM, tokenizer: Tokenizer) -> None:
+def test_shipped_model_has_a_whole_ledger(model: CausalLM, tokenizer: Tokenizer) -> None:
     texts = ["Once upon a time", "Anna had a red kite. One day", "Tom"]
     prompts = [tokenizer.encode(text).ids for text in texts]
     paths = every_path(model, load_reference(TINY), 128)

@@ -26,7 +26,7 @@ from tutorial_engine.engine.generate import generate
 from tutorial_engine.engine.inputs import TokensPrompt
 from tutorial_engine.engine.llm import LLM
 from tutorial_engine.engine.request import RequestOutput
-from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
+from tutorial_engine.model.decoder import CausalLM
 from tutorial_engine.sampling.params import SamplingParams
 from tutorial_engine.trace.events import Recorder, StepEnded
 
@@ -37,7 +37,7 @@ PROMPTS = [[3, 1, 4, 1, 5], [2, 7], [9, 9, 9, 8, 2, 6, 1, 8, 0]]
 
 
 @pytest.fixture(scope="module")
-def llm(model: Qwen3ForCausalLM, tokenizer: Tokenizer) -> LLM:
+def llm(model: CausalLM, tokenizer: Tokenizer) -> LLM:
     """The tiny model on pages."""
     return LLM(model, tokenizer=tokenizer)
 
@@ -88,7 +88,7 @@ def test_logprobs_are_tables_by_token_id(llm: LLM, tokenizer: Tokenizer) -> None
     assert got.cumulative_logprob == pytest.approx(sum(sampled))
 
 
-def test_it_warns_once_that_it_is_greedy(model: Qwen3ForCausalLM) -> None:
+def test_it_warns_once_that_it_is_greedy(model: CausalLM) -> None:
     llm = LLM(model)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -101,7 +101,7 @@ def test_it_warns_once_that_it_is_greedy(model: Qwen3ForCausalLM) -> None:
 
 
 def test_a_second_identical_prompt_is_found_until_the_cache_is_reset(
-    model: Qwen3ForCausalLM,
+    model: CausalLM,
 ) -> None:
     unsaid = dict.fromkeys(("block_size", "max_num_seqs", "max_num_batched_tokens"))
     prompt, llm = list(range(40)), LLM(model, **unsaid, long_prefill_token_threshold=0)  # as there
@@ -231,7 +231,8 @@ def test_logits_that_are_no_numbers_end_their_request_alone(temperature: float, 
 
 
 def test_generate_says_what_went_wrong_with_one() -> None:
-    tokenizer = Mock(encode=len, decode=Mock(side_effect=UnicodeError("what is this?")))
+    decode = Mock(side_effect=["the prompt", UnicodeError("what is this?")])
+    tokenizer = Mock(encode=len, decode=decode)
     engine = LLMEngine(MODEL, tokenizer)
     with pytest.warns(UserWarning, match="prompt 0 ended with an error: .*what is this"):
         (output,) = engine.generate([PROMPTS[0]], FIVE)
@@ -276,7 +277,7 @@ def test_what_scripts_for_vllm_write_is_taken_and_what_is_not_here_is_refused(ll
     LLM(small.llm_engine.model, trust_remote_code=True, disable_log_stats=True, **at_default)
 
 
-def test_blocks_are_counted_as_in_vllm_with_its_null_block(model: Qwen3ForCausalLM) -> None:
+def test_blocks_are_counted_as_in_vllm_with_its_null_block(model: CausalLM) -> None:
     """vLLM 0.32 gives 10 blocks of 11 to requests, and refuses 10 where one request needs 10."""
     sizes = {"max_model_len": 320, "block_size": 32}
     memory = LLM(model, num_gpu_blocks_override=11, **sizes).llm_engine.memory

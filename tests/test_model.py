@@ -31,6 +31,7 @@ from transformers.models.qwen3.modeling_qwen3 import (
 from tutorial_engine.model.attention import BlockedAttention, NaiveAttention, SdpaAttention
 from tutorial_engine.model.batch import Batch
 from tutorial_engine.model.checkpoint import load_model
+from tutorial_engine.model.decoder import CausalLM
 from tutorial_engine.model.fast import (
     PACK_FROM,
     ColumnLinear,
@@ -42,7 +43,6 @@ from tutorial_engine.model.fast import (
     use_fast_layers,
 )
 from tutorial_engine.model.layers import Linear, RMSNorm
-from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 from tutorial_engine.model.rope import RotaryEmbedding, apply_rope, inverse_frequencies
 
 LENGTHS = [1, 40, 7, 13]
@@ -72,7 +72,7 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return Case(folder, sequences, logits, reference.num_parameters())
 
 
-def load(folder: Path, layers: str, dtype: torch.dtype = torch.float32) -> Qwen3ForCausalLM:
+def load(folder: Path, layers: str, dtype: torch.dtype = torch.float32) -> CausalLM:
     """With the layers of layers.py, or with all twins, every matrix packed or by columns."""
     model = load_model(folder, dtype=dtype, fast=False)
     if layers != "textbook":
@@ -244,15 +244,15 @@ class Zero(nn.Module):
 
 
 @pytest.fixture(params=LAYERS)
-def loaded(request: pytest.FixtureRequest, checkpoint: Path) -> Qwen3ForCausalLM:
+def loaded(request: pytest.FixtureRequest, checkpoint: Path) -> CausalLM:
     return load(checkpoint, request.param)
 
 
-def logits(model: Qwen3ForCausalLM) -> Tensor:
+def logits(model: CausalLM) -> Tensor:
     return our_logits(model, [[1, 2, 3], [4, 5]])
 
 
-def test_a_module_that_is_replaced_or_removed_does_not_run(loaded: Qwen3ForCausalLM) -> None:
+def test_a_module_that_is_replaced_or_removed_does_not_run(loaded: CausalLM) -> None:
     layer, before = loaded.model.layers[1], logits(loaded)
     mlp, zero = layer.mlp, Zero()
     without = mlp.register_forward_hook(lambda module, inputs, output: torch.zeros_like(output))
@@ -271,7 +271,7 @@ def test_a_module_that_is_replaced_or_removed_does_not_run(loaded: Qwen3ForCausa
         logits(loaded)
 
 
-def test_hooks_of_every_kind_are_called(loaded: Qwen3ForCausalLM) -> None:
+def test_hooks_of_every_kind_are_called(loaded: CausalLM) -> None:
     names = {module: name for name, module in loaded.named_modules()}
     run = [m for m in names if not isinstance(m, nn.ModuleList)]
     for register_pre, register in (

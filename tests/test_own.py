@@ -29,7 +29,7 @@ from tutorial_engine.learn.own_engine import IN_01, OwnEngine
 from tutorial_engine.learn.parts import PartFailed
 from tutorial_engine.learn.verdict import Verdict
 from tutorial_engine.model.batch import Batch
-from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
+from tutorial_engine.model.decoder import CausalLM
 from tutorial_engine.sampling.params import SamplingParams
 from tutorial_engine.trace.events import BlockCopied, Preempted
 from tutorial_engine.viz.jukebox_view import Take
@@ -48,12 +48,12 @@ RIGHT: Parts = PARTS
 
 
 @pytest.fixture
-def mine(model: Qwen3ForCausalLM, tokenizer: Tokenizer) -> OwnEngine:
+def mine(model: CausalLM, tokenizer: Tokenizer) -> OwnEngine:
     return OwnEngine(model, tokenizer)
 
 
 @pytest.fixture
-def cached(model: Qwen3ForCausalLM, tokenizer: Tokenizer) -> OwnEngine:
+def cached(model: CausalLM, tokenizer: Tokenizer) -> OwnEngine:
     return OwnEngine(model, tokenizer, cached=True)
 
 
@@ -66,7 +66,7 @@ def told(mine: OwnEngine, capsys: pytest.CaptureFixture[str], *args: Any, **more
 # -- the package's parts are the model -----------------------------------------------------------
 
 
-def test_model_made_of_parts_is_the_model(mine: OwnEngine, model: Qwen3ForCausalLM) -> None:
+def test_model_made_of_parts_is_the_model(mine: OwnEngine, model: CausalLM) -> None:
     batch = Batch.from_sequences([[40, 7, 99, 250, 7, 13], [5, 6]], [0, 3])
     want = model.compute_logits(model(batch))
     assert torch.allclose(mine.model.compute_logits(mine.model(batch)), want, atol=1e-4)
@@ -96,7 +96,7 @@ def test_all_of_the_learners_parts_run_in_a_model_of_another_size(
 ) -> None:
     sizes = {"num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 64}
     config = replace(cached.package.config, num_hidden_layers=2, **sizes)
-    other = Qwen3ForCausalLM(config).draw_weights().requires_grad_(False).eval()
+    other = CausalLM(config).draw_weights().requires_grad_(False).eval()
     drawn = SamplingParams(max_tokens=8, temperature=1.0, top_p=0.9, seed=3)
     assert "yours: none yet" in told(cached.moved_to(other), capsys, PROMPT, drawn)
     for name, part in RIGHT.items():
@@ -129,7 +129,7 @@ def test_learners_top_p_decides(cached: OwnEngine) -> None:
     ],
 )
 def test_learners_why_finished_ends_where_the_package_ends(
-    cached: OwnEngine, model: Qwen3ForCausalLM, tokenizer: Tokenizer, params: SamplingParams
+    cached: OwnEngine, model: CausalLM, tokenizer: Tokenizer, params: SamplingParams
 ) -> None:
     spy = Spy(own.why_finished)
     cached.use(spy, CHECKS["why_finished"])
@@ -458,7 +458,7 @@ def test_what_is_wrong_or_cannot_run_is_told_and_stays_out(
 
 
 def test_allocate_of_notebook_04_runs_with_shared_evicted_and_copied_blocks(
-    model: Qwen3ForCausalLM,
+    model: CausalLM,
     tokenizer: Tokenizer,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -527,7 +527,7 @@ def test_a_guess_without_a_digit_for_each_story_is_refused(guess: object) -> Non
 
 
 def test_a_player_of_the_jukebox_asks_before_it_tells(
-    model: Qwen3ForCausalLM, tokenizer: Tokenizer
+    model: CausalLM, tokenizer: Tokenizer
 ) -> None:
     frames = jukebox_film(model, tokenizer, PROMPT)
     assert len(frames) == 1 + 2 * len(BROKEN)

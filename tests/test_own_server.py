@@ -29,7 +29,7 @@ from tutorial_engine.learn.earlier import CHECKS as EARLIER
 from tutorial_engine.learn.own import PARTS
 from tutorial_engine.learn.own_memory import PARTS_04, PARTS_05
 from tutorial_engine.learn.own_scheduler import PARTS_03
-from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
+from tutorial_engine.model.decoder import CausalLM
 from tutorial_engine.sampling.params import SamplingParams
 from tutorial_engine.trace.events import (
     Admitted,
@@ -75,7 +75,7 @@ MEMORY = {
 class Serving:
     """A server, and what it printed when it served the three prompts."""
 
-    def __init__(self, model: Qwen3ForCausalLM, tokenizer: Tokenizer, capsys: Any) -> None:
+    def __init__(self, model: CausalLM, tokenizer: Tokenizer, capsys: Any) -> None:
         self.model, self.tokenizer, self.capsys = model, tokenizer, capsys
 
     def of(self, memory: str) -> OwnServer:
@@ -113,9 +113,7 @@ class Serving:
 
 
 @pytest.fixture
-def serving(
-    model: Qwen3ForCausalLM, tokenizer: Tokenizer, capsys: pytest.CaptureFixture[str]
-) -> Serving:
+def serving(model: CausalLM, tokenizer: Tokenizer, capsys: pytest.CaptureFixture[str]) -> Serving:
     return Serving(model, tokenizer, capsys)
 
 

@@ -30,7 +30,7 @@ from tutorial_engine.engine.generate import generate
 from tutorial_engine.model.batch import Batch
 from tutorial_engine.model.checkpoint import TINY, load_model
 from tutorial_engine.model.config import ModelConfig
-from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
+from tutorial_engine.model.decoder import CausalLM
 from tutorial_engine.parallel import job as job_module
 from tutorial_engine.parallel import parallel_paths, run_ranks, tensor_parallel
 from tutorial_engine.parallel.__main__ import main
@@ -112,12 +112,12 @@ def reports_of(job: Job, size: int = 2) -> list[ParallelReport]:
     return in_threads(lambda rank: run_rank(job, rank)[0], size)
 
 
-def hidden_of(model: Qwen3ForCausalLM, batch: Batch) -> Tensor:
+def hidden_of(model: CausalLM, batch: Batch) -> Tensor:
     with torch.inference_mode():
         return model(batch)
 
 
-def on_ranks(model: Qwen3ForCausalLM, size: int = 2) -> list[Tensor]:
+def on_ranks(model: CausalLM, size: int = 2) -> list[Tensor]:
     """The hidden states that each rank gets."""
     return in_threads(
         lambda rank: hidden_of(shard(model, rank.rank, size, rank.all_reduce), BATCH), size
@@ -350,7 +350,7 @@ def test_refused_before_any_process_starts(
 
 
 def test_the_command_line_shows_what_two_ranks_did(
-    model: Qwen3ForCausalLM, tokenizer: Tokenizer, capsys: pytest.CaptureFixture[str]
+    model: CausalLM, tokenizer: Tokenizer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     prompt = "One day a little dog"
     asked = ["--max-tokens", "8", "--prompt", prompt]

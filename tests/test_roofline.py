@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from checkpoints import BASE, QWEN3_06B
+from checkpoints import FAMILY, QWEN3_06B, config_of
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import (
     AutoModelForCausalLM,
@@ -42,15 +42,17 @@ from tutorial_engine.lab.sizing import Plan, Sizes
 from tutorial_engine.model.attention import NaiveAttention
 from tutorial_engine.model.batch import Batch
 from tutorial_engine.model.config import ModelConfig
+from tutorial_engine.model.decoder import CausalLM
 from tutorial_engine.model.fast import PackedLinear
-from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 
-UNTIED = ModelConfig(**BASE)
+UNTIED = config_of()
 CONFIGS = {
     "untied": UNTIED,
-    "tied": ModelConfig(**BASE | {"tie_word_embeddings": True}),
-    "odd heads": ModelConfig(**BASE | {"num_attention_heads": 6, "num_key_value_heads": 3}),
-    "bias": ModelConfig(**BASE | {"attention_bias": True, "head_dim": 20}),
+    "tied": config_of(tie_word_embeddings=True),
+    "odd heads": config_of(num_attention_heads=6, num_key_value_heads=3),
+    "bias": config_of(attention_bias=True, head_dim=20),
+    "llama": config_of(**FAMILY["llama"]),
+    "qwen2": config_of(**FAMILY["qwen2"]),
 }
 config_of = pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 
@@ -63,7 +65,7 @@ def batch_of(cache: GrowingKVCache, ids: Sequence[int], computed: int = 0) -> Ba
 
 def counted_flops(config: ModelConfig, context: int, new: int, logits: int) -> int:
     """What PyTorch itself counts while the plain model runs with the textbook attention."""
-    model, cache = Qwen3ForCausalLM(config).draw_weights(), GrowingKVCache()
+    model, cache = CausalLM(config).draw_weights(), GrowingKVCache()
     attention = NaiveAttention(cache=cache)
     with torch.inference_mode():
         if context:
@@ -88,7 +90,7 @@ def test_flops_are_those_that_pytorch_counts(
 
 @config_of
 def test_bytes_are_those_of_the_models_own_tensors(config: ModelConfig) -> None:
-    model = Qwen3ForCausalLM(config).draw_weights().bfloat16()
+    model = CausalLM(config).draw_weights().bfloat16()
     held = sum(p.nbytes for p in model.parameters())
     if not config.tie_word_embeddings:
         held -= model.model.embed_tokens.weight.nbytes  # a forward reads rows of it, not all
@@ -135,7 +137,7 @@ def test_flops_probe_counts_its_own_matmul(monkeypatch: pytest.MonkeyPatch) -> N
 # -- one forward, as lesson 02 measures it ---------------------------------------------------------
 
 
-def test_sequences_share_the_weights_and_nothing_else(model: Qwen3ForCausalLM) -> None:
+def test_sequences_share_the_weights_and_nothing_else(model: CausalLM) -> None:
     config, one, eight = model.config, Work(1, 2, 5), Work(8, 2, 5)
     assert eight.flops(config) == 8 * one.flops(config) == 8 * forward_flops(config, 2, 5)
     assert one.num_bytes(config, 2) == forward_bytes(config, 2, 5, 2)
@@ -144,7 +146,7 @@ def test_sequences_share_the_weights_and_nothing_else(model: Qwen3ForCausalLM) -
 
 
 def test_a_forward_with_its_cache_ready_gives_what_the_whole_text_gives(
-    model: Qwen3ForCausalLM,
+    model: CausalLM,
 ) -> None:
     with torch.inference_mode():
         whole = ready(model, Work(1, 9, 0), cached=False)()
@@ -169,7 +171,7 @@ def test_operations_and_least_times_are_those_of_the_function() -> None:
     assert calls == [*"ababab"] and all(0 <= one < math.inf for one in best)
 
 
-def test_token_times_leave_the_model_as_it_was(model: Qwen3ForCausalLM) -> None:
+def test_token_times_leave_the_model_as_it_was(model: CausalLM) -> None:
     usual = model.default_attention
     both = token_times(model, [65] * 8, repeat=2, steps=3)
     assert len(both) == 2 and all(0 < one < math.inf for way in both for one in way)
@@ -178,7 +180,7 @@ def test_token_times_leave_the_model_as_it_was(model: Qwen3ForCausalLM) -> None:
 
 @pytest.mark.parametrize("found", [[1e30], [1.0, 1e30], [1.0, 2.0, 4.0, 3.0]])
 def test_limits_that_a_forward_seems_to_beat_are_measured_again(
-    found: list[float], model: Qwen3ForCausalLM, monkeypatch: pytest.MonkeyPatch
+    found: list[float], model: CausalLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The forward takes a millisecond; `found` are the bandwidths that are measured, in turn."""
     work, left = Work(1, 1, 4), [*found]

@@ -38,7 +38,7 @@ from tutorial_engine.engine.runner import decode, forward, prefill
 from tutorial_engine.learn.capstone import watched
 from tutorial_engine.model.batch import Batch
 from tutorial_engine.model.checkpoint import TINY, load_model
-from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
+from tutorial_engine.model.decoder import CausalLM
 from tutorial_engine.sampling.params import SamplingParams
 from tutorial_engine.sampling.sampler import SampledToken, Sampler
 
@@ -50,12 +50,12 @@ EVERY_CACHE = pytest.mark.parametrize("name", CACHES)
 
 
 @pytest.fixture(scope="module")
-def engine() -> Qwen3ForCausalLM:
+def engine() -> CausalLM:
     """A random model with 64 positions and no end. Look at it, never change it."""
     return random_model(seed=2)
 
 
-def make(name: str, engine: Qwen3ForCausalLM, max_len: int = MAX_LEN) -> Any:
+def make(name: str, engine: CausalLM, max_len: int = MAX_LEN) -> Any:
     if name == "growing":
         return GrowingKVCache()
     if name == "pages":
@@ -80,13 +80,13 @@ def lens(requests: Sequence[Request]) -> list[int]:
     return [request.num_computed_tokens for request in requests]
 
 
-def truth(engine: Qwen3ForCausalLM, sequences: Sequence[Sequence[int]]) -> Tensor:
+def truth(engine: CausalLM, sequences: Sequence[Sequence[int]]) -> Tensor:
     """Logits after each sequence, run whole and alone: [S, V]."""
     alone = [engine(Batch.from_sequences([ids]))[-1:] for ids in sequences]
     return engine.compute_logits(torch.cat(alone))
 
 
-def right(engine: Qwen3ForCausalLM, got: Tensor, requests: Sequence[Request]) -> bool:
+def right(engine: CausalLM, got: Tensor, requests: Sequence[Request]) -> bool:
     """Are these the logits after all tokens of each?"""
     want = truth(engine, [request.token_ids for request in requests])
     assert got.shape == want.shape and got.dtype == torch.float32
@@ -137,7 +137,7 @@ def test_any_order_of_sequences_steps_and_chunks_gives_the_logits_of_the_whole(
 @EVERY_CACHE
 @pytest.mark.parametrize("is_first", [False, True])
 def test_a_forward_that_breaks_in_a_layer_changes_nothing(
-    engine: Qwen3ForCausalLM, name: str, is_first: bool
+    engine: CausalLM, name: str, is_first: bool
 ) -> None:
     """What a broken step of the engine promised is in test_interrupts.py."""
 
@@ -174,7 +174,7 @@ BAD_CALLS: dict[str, tuple[Callable[..., Any], list[tuple[str, list[Any]]], str]
 
 
 @pytest.mark.parametrize("what", BAD_CALLS)
-def test_bad_call_is_refused_and_nothing_is_run(engine: Qwen3ForCausalLM, what: str) -> None:
+def test_bad_call_is_refused_and_nothing_is_run(engine: CausalLM, what: str) -> None:
     call, sequences, named = BAD_CALLS[what]
     cache, all_ = make("static", engine), requests_of(PROMPTS)
     prefill(engine, cache, all_)
@@ -190,7 +190,7 @@ def test_bad_call_is_refused_and_nothing_is_run(engine: Qwen3ForCausalLM, what: 
 # -- what a step costs -----------------------------------------------------------------------------
 
 
-def test_only_who_is_due_a_token_has_logits(engine: Qwen3ForCausalLM) -> None:
+def test_only_who_is_due_a_token_has_logits(engine: CausalLM) -> None:
     config = EngineConfig(max_num_batched_tokens=8, max_model_len=32)
     serving, heads = LLMEngine(engine, config=config), list[int]()
     for name, length in (("a", 3), ("b", 7), ("c", 2)):
@@ -201,7 +201,7 @@ def test_only_who_is_due_a_token_has_logits(engine: Qwen3ForCausalLM) -> None:
     assert got == [["a"], ["a", "b", "c"], ["a", "b", "c"]] and heads == [1, 3, 3]
 
 
-def test_a_decode_step_of_the_tiny_model_makes_few_calls(model: Qwen3ForCausalLM) -> None:
+def test_a_decode_step_of_the_tiny_model_makes_few_calls(model: CausalLM) -> None:
     """Calls from Python into PyTorch: what a small model's step costs besides its arithmetic."""
     cache = StaticKVCache.from_config(model.config, max_len=32)
     request = Request("a", [5, 6, 7])
@@ -232,7 +232,7 @@ def ids_of(outputs: Sequence[RequestOutput]) -> list[list[int]]:
     return [list(output.outputs[0].token_ids) for output in outputs]
 
 
-def in_engine(model: Qwen3ForCausalLM, *asked: Any) -> list[RequestOutput]:
+def in_engine(model: CausalLM, *asked: Any) -> list[RequestOutput]:
     config = EngineConfig(max_num_seqs=3, max_num_batched_tokens=7, max_model_len=None)
     return LLMEngine(model, config=config).generate(*asked)
 
@@ -288,7 +288,7 @@ def test_every_way_gives_the_greedy_tokens_of_transformers(source: str, tmp_path
 RAGGED = [SamplingParams(max_tokens=n, ignore_eos=True) for n in (4, 1, 7, 2)]
 
 
-def test_stopped_row_is_run_no_more(engine: Qwen3ForCausalLM) -> None:
+def test_stopped_row_is_run_no_more(engine: CausalLM) -> None:
     with watched(engine) as batches:
         outputs = generate(engine, PROMPTS, RAGGED)
         generate(engine, PROMPTS[:1], SamplingParams(max_tokens=4), use_cache=False)
@@ -302,7 +302,7 @@ def test_stopped_row_is_run_no_more(engine: Qwen3ForCausalLM) -> None:
 @pytest.mark.parametrize("use_cache", [True, False])
 @pytest.mark.parametrize("max_len", [13, 64, None, 1000])
 def test_context_ends_the_row_with_length(
-    engine: Qwen3ForCausalLM, use_cache: bool, max_len: int | None
+    engine: CausalLM, use_cache: bool, max_len: int | None
 ) -> None:
     params = SamplingParams(max_tokens=10_000, ignore_eos=True)
     for output in generate(engine, PROMPTS, params, max_len=max_len, use_cache=use_cache):
@@ -312,7 +312,7 @@ def test_context_ends_the_row_with_length(
 
 
 def test_a_stream_grows_to_the_outputs_and_runs_no_further_than_it_is_read(
-    model: Qwen3ForCausalLM, tokenizer: Tokenizer
+    model: CausalLM, tokenizer: Tokenizer
 ) -> None:
     texts = ["Once upon a time", "Anna had a red kite. One day", "Tom and", "The"]
     outputs = generate(model, texts, RAGGED, tokenizer=tokenizer)
@@ -339,7 +339,7 @@ def test_a_stream_grows_to_the_outputs_and_runs_no_further_than_it_is_read(
 
 @pytest.mark.parametrize("broken_at", [0, 2, 7])
 def test_a_memory_that_breaks_in_commit_leaves_the_step_uncounted(
-    broken_at: int, engine: Qwen3ForCausalLM
+    broken_at: int, engine: CausalLM
 ) -> None:
     params = SamplingParams(max_tokens=6, min_tokens=3, temperature=1.0, seed=5, ignore_eos=True)
     want = generate(engine, PROMPTS, params)
@@ -360,7 +360,7 @@ def test_a_memory_that_breaks_in_commit_leaves_the_step_uncounted(
     assert ids_of(got) == ids_of(want)
 
 
-def test_blocks_that_gave_no_token_are_found_by_nobody(engine: Qwen3ForCausalLM) -> None:
+def test_blocks_that_gave_no_token_are_found_by_nobody(engine: CausalLM) -> None:
     class Broken(Sampler):
         def sample(self, logits: Tensor) -> SampledToken:
             raise ValueError("mine")

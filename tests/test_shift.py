@@ -1,9 +1,12 @@
 """The context shift against a fresh run: exact in one layer, and in one layer only."""
 
 import functools
+from typing import Any
 
+import engines
 import pytest
 import torch
+from checkpoints import FAMILY
 from tokenizers import Tokenizer
 
 from tutorial_engine.cache.cells import CellKVCache
@@ -16,7 +19,7 @@ from tutorial_engine.lab.shift import (
     shifted_text,
 )
 from tutorial_engine.model.batch import Batch
-from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
+from tutorial_engine.model.decoder import CausalLM
 from tutorial_engine.viz.memory_plots import TOLERANCE
 
 TOKENS = [(7 * i + i * i) % 97 for i in range(24)]
@@ -32,6 +35,12 @@ def test_one_layer_agrees_with_a_fresh_run(discard: int) -> None:
     one = gap(1, discard)
     assert one.num_layers == 1 and one.largest_logit > 1
     assert max(one.logits, *one.keys, *one.values) <= TOLERANCE
+
+
+@pytest.mark.parametrize("kind", FAMILY.values(), ids=FAMILY)
+def test_keys_are_turned_as_the_model_of_each_kind_turns_them(kind: dict[str, Any]) -> None:
+    one = shift_gap(engines.random_model(**{**kind, "num_hidden_layers": 1}), TOKENS, 10)
+    assert one.largest_logit > 1 and max(one.logits, *one.keys, *one.values) <= TOLERANCE
 
 
 @pytest.mark.parametrize("num_layers", [2, 4])
@@ -66,7 +75,7 @@ STORY = "Once upon a time Anna had a red kite. Ben had a blue ball."
 
 
 def test_the_trained_model_goes_on_otherwise_and_one_layer_does_not(
-    model: Qwen3ForCausalLM, tokenizer: Tokenizer
+    model: CausalLM, tokenizer: Tokenizer
 ) -> None:
     told = shifted_text(model, tokenizer, STORY + " Anna had a d", 6)
     assert told.gap.logits > 0.5 and told.num_same < told.num_tokens == 16

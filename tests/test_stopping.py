@@ -247,6 +247,17 @@ def test_text_is_told_as_it_comes_at_a_cost_that_does_not_grow(
     assert max(watched.sizes) <= 24 and sum(watched.sizes) < 20 * len(ids)
 
 
+def test_the_first_token_keeps_its_space_after_a_prompt() -> None:
+    """As vLLM has it; the decoder of Llama 2 strips the first space of what it is given."""
+    made = Tokenizer(models.WordLevel({"▁the": 0, "▁sea": 1, "?": 2}, unk_token="?"))
+    made.pre_tokenizer, made.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
+    for prompt in ([0], [1, 0], [0] * 20):
+        stream = decoders.DecodeStream(ids=prompt, skip_special_tokens=True)
+        checker = StopChecker(SamplingParams(), [], made, None, prompt)
+        checker.update(1)
+        assert checker.text == stream.step(made, 1) == " sea"
+
+
 # -- a token's own text ---------------------------------------------------------------------------
 
 

@@ -98,7 +98,7 @@ def test_handouts_have_what_lab_needs_and_no_answers(
 ) -> None:
     files = handout.students_files()
     names = {file.relative_to(ROOT).as_posix() for file in files}
-    assert {"Makefile", "pyproject.toml", "tutorial_engine/model/qwen3.py"} <= names
+    assert {"Makefile", "pyproject.toml", "tutorial_engine/model/decoder.py"} <= names
     assert {target(lesson.notebook, solved=False) for lesson in LESSONS} <= set(files)
     assert not [name for name in names if re.match("notebooks/(src|solutions)|tests", name)]
     handout.pack(files, tmp_path / "made" / "students.zip", handout.README)

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tutorial_engine.model.batch import Batch
 from tutorial_engine.model.checkpoint import TINY, load_model, load_tokenizer
-from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
+from tutorial_engine.model.decoder import CausalLM
 from tutorial_engine.tiny import corpus, train
 from tutorial_engine.tiny.induction import induction_scores, repeated_random_ids
 
@@ -27,7 +27,7 @@ TEXTS = [
 
 
 def test_checkpoint_is_of_the_shape_that_training_makes(
-    model: Qwen3ForCausalLM, tokenizer: Tokenizer
+    model: CausalLM, tokenizer: Tokenizer
 ) -> None:
     assert model.config == train.tiny_config()
     assert tokenizer.encode(train.END_OF_TEXT).ids == list(model.config.eos_token_ids) == [0]
@@ -46,13 +46,13 @@ def test_ids_and_text_are_those_of_transformers(tokenizer: Tokenizer) -> None:
 
 
 @pytest.mark.parametrize("period", [12, 32, 60])
-def test_a_head_does_induction(model: Qwen3ForCausalLM, period: int) -> None:
+def test_a_head_does_induction(model: CausalLM, period: int) -> None:
     assert 0.6 <= induction_scores(model, period=period).max() <= 1
-    untrained = Qwen3ForCausalLM(train.tiny_config()).draw_weights()
+    untrained = CausalLM(train.tiny_config()).draw_weights()
     assert induction_scores(untrained, period=period).max() < 0.15
 
 
-def test_the_second_round_of_random_tokens_is_predicted(model: Qwen3ForCausalLM) -> None:
+def test_the_second_round_of_random_tokens_is_predicted(model: CausalLM) -> None:
     noise = repeated_random_ids(random.Random(5), model.config.vocab_size, 24, 48)
     guesses = model.compute_logits(model(Batch.from_sequences([noise]))).argmax(-1)
     right = guesses[:-1] == torch.tensor(noise[1:])
@@ -76,7 +76,7 @@ def opening(a: str, b: str, thing_a: str, thing_b: str) -> str:
     return f"Once upon a time {a} had {had_a}. {b} had {had_b}."
 
 
-def log_probability(model: Qwen3ForCausalLM, tokenizer: Tokenizer, prompt: str, then: str) -> float:
+def log_probability(model: CausalLM, tokenizer: Tokenizer, prompt: str, then: str) -> float:
     """Natural log of the chance that the model goes on with exactly these words."""
     start, ids = len(tokenizer.encode(prompt).ids), tokenizer.encode(prompt + then).ids
     chances = model.compute_logits(model(Batch.from_sequences([ids]))).log_softmax(-1)
@@ -85,7 +85,7 @@ def log_probability(model: Qwen3ForCausalLM, tokenizer: Tokenizer, prompt: str, 
 
 @pytest.mark.parametrize("cast", CASTS, ids=[f"{a} and {b}" for a, b, *_ in CASTS])
 def test_what_is_whose_and_who_is_speaking_is_kept_apart(
-    model: Qwen3ForCausalLM, tokenizer: Tokenizer, cast: tuple[str, str, str, str]
+    model: CausalLM, tokenizer: Tokenizer, cast: tuple[str, str, str, str]
 ) -> None:
     a, b, thing_a, thing_b = cast
     begin = opening(*cast)
@@ -147,7 +147,7 @@ def test_tokenizer_that_ships_is_the_one_that_training_makes() -> None:
     )
 
 
-def test_curve_that_ships_shows_the_jump_and_is_the_checkpoints(model: Qwen3ForCausalLM) -> None:
+def test_curve_that_ships_shows_the_jump_and_is_the_checkpoints(model: CausalLM) -> None:
     curve = json.loads((TINY.parent / "curve.json").read_text())
     scores = [point["induction"] for point in curve]
     first_high = next(i for i, score in enumerate(scores) if score > 0.6)

@@ -50,7 +50,7 @@ from tutorial_engine.lab.layouts import ORDERS, KVLayout, layouts
 from tutorial_engine.model.attention import NaiveAttention, naive_attention
 from tutorial_engine.model.batch import Batch
 from tutorial_engine.model.checkpoint import TINY
-from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
+from tutorial_engine.model.decoder import CausalLM
 from tutorial_engine.sampling.params import SamplingParams
 from tutorial_engine.trace import events
 from tutorial_engine.trace.events import (
@@ -516,7 +516,7 @@ def text(picture: Picture, name: str) -> str:
 
 @pytest.mark.parametrize(("layer", "token"), [(0, 4), (2, -1)])
 def test_recorded_q_k_and_v_are_those_of_transformers(
-    model: Qwen3ForCausalLM, tokenizer: Tokenizer, layer: int, token: int
+    model: CausalLM, tokenizer: Tokenizer, layer: int, token: int
 ) -> None:
     ids = tokenizer.encode(PROMPT).ids
     token %= len(ids)
@@ -535,7 +535,7 @@ def test_recorded_q_k_and_v_are_those_of_transformers(
 
 @pytest.mark.parametrize("layer", [0, 3])
 def test_numbers_of_the_picture_of_q_k_and_v_are_those_of_the_run(
-    model: Qwen3ForCausalLM, tokenizer: Tokenizer, layer: int
+    model: CausalLM, tokenizer: Tokenizer, layer: int
 ) -> None:
     ids = tokenizer.encode(PROMPT).ids
     place = token_labels(tokenizer, ids).index("$")
@@ -615,7 +615,7 @@ class NoValues(NaiveAttention):
 
 
 def test_numbers_of_the_two_steps_are_those_of_the_model(
-    model: Qwen3ForCausalLM, tokenizer: Tokenizer
+    model: CausalLM, tokenizer: Tokenizer
 ) -> None:
     ids = tokenizer.encode(COAT).ids
     run = recorded_two_steps(model, ids, FIRST, SECOND)
@@ -702,7 +702,7 @@ def test_an_answer_that_is_wrong_is_not_called_right() -> None:
 # -- shapes ----------------------------------------------------------------------------------------
 
 
-def test_a_walk_leaves_no_weight_out(model: Qwen3ForCausalLM) -> None:
+def test_a_walk_leaves_no_weight_out(model: CausalLM) -> None:
     """Notebook 01 prints the walk itself."""
     tiny = shape_walk(model, Batch.from_sequences([list(range(1, 11))]))
     walks = {model.num_parameters(): (tiny, 4), 596_049_920: (meta_shape_walk(QWEN3_06B, 10), 28)}

@@ -11,7 +11,7 @@ import pytest
 
 from tools.vllm.ends import answers, difference, read
 from tutorial_engine.learn.bugs import Zoo, edited, planted
-from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
+from tutorial_engine.model.decoder import CausalLM
 from tutorial_engine.sampling.sampler import Sampler
 from tutorial_engine.sampling.stopping import Detokenizer, StopChecker
 
@@ -19,7 +19,7 @@ RECORDED = Path(__file__).parent / "vllm_ends.json.gz"
 CASES = read(RECORDED)
 
 
-def test_every_request_ends_as_in_vllm(model: Qwen3ForCausalLM) -> None:
+def test_every_request_ends_as_in_vllm(model: CausalLM) -> None:
     """Text, token ids, both reasons, and each token's own text."""
     ours = answers(model, CASES)
     told = [difference(mine, case["answer"]) for mine, case in zip(ours, CASES, strict=True)]
@@ -70,7 +70,7 @@ MISTAKES: Zoo = {
 
 
 @pytest.mark.parametrize("name", MISTAKES)
-def test_a_planted_mistake_is_seen(name: str, model: Qwen3ForCausalLM) -> None:
+def test_a_planted_mistake_is_seen(name: str, model: CausalLM) -> None:
     with planted(name, MISTAKES):
         ours = answers(model, CASES)
     assert any(difference(mine, case["answer"]) for mine, case in zip(ours, CASES, strict=True))

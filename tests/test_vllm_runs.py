@@ -19,13 +19,13 @@ from tutorial_engine.learn.own_memory import free, take
 from tutorial_engine.learn.own_scheduler import num_tokens_to_run, plan_step
 from tutorial_engine.learn.own_server import OwnServer
 from tutorial_engine.model.checkpoint import load_model, load_tokenizer
-from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
+from tutorial_engine.model.decoder import CausalLM
 
 RUNS = recorded_decisions() + read_runs(Path(__file__).parent / "vllm_asked_again.json.gz")
 
 
 @pytest.mark.parametrize("number", range(len(RUNS)))
-def test_it_decides_as_vllm_does(number: int, model: Qwen3ForCausalLM) -> None:
+def test_it_decides_as_vllm_does(number: int, model: CausalLM) -> None:
     """Tokens, plans, hits, preemptions, free blocks and, but for their numbers, block tables."""
     assert not (difference := compare(RUNS[number], model)), difference
 
@@ -58,7 +58,7 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("name", MISTAKES)
-def test_a_planted_mistake_is_seen(name: str, model: Qwen3ForCausalLM) -> None:
+def test_a_planted_mistake_is_seen(name: str, model: CausalLM) -> None:
     with patch.object(BlockManager, *MISTAKES[name]):
         assert any(compare(run, model) for run in reversed(RUNS))  # the last one has equal blocks
 

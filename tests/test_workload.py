@@ -13,17 +13,17 @@ from tutorial_engine.engine.clock import VirtualClock, WallClock
 from tutorial_engine.engine.engine import EngineConfig, LLMEngine
 from tutorial_engine.engine.metrics import RequestMetrics, percentile
 from tutorial_engine.lab.workload import Arrival, poisson_times, ragged, serve
-from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
+from tutorial_engine.model.decoder import CausalLM
 from tutorial_engine.sampling.params import SamplingParams
 from tutorial_engine.trace.events import Added, Recorder
 
 
 @pytest.fixture(scope="module")
-def small() -> Qwen3ForCausalLM:
+def small() -> CausalLM:
     return random_model(num_hidden_layers=1)
 
 
-def make(model: Qwen3ForCausalLM, seqs: int = 4, recorder: Recorder | None = None) -> LLMEngine:
+def make(model: CausalLM, seqs: int = 4, recorder: Recorder | None = None) -> LLMEngine:
     """A forward costs a second and 1/16 for each token: sums are exact."""
     config = EngineConfig(max_num_seqs=seqs, max_model_len=32)
     clock = VirtualClock(per_forward=1.0, per_token=0.0625)
@@ -68,7 +68,7 @@ def test_ragged_requests_stay_in_their_ranges_and_reach_the_ends() -> None:
     ("times", "entered"), [((9.0, 0.0, 4.0, 2.5), "bdca"), ((1.0, 1.0, 1.0, 1.0), "abcd")]
 )
 def test_they_enter_in_the_order_of_arrival_and_come_back_in_the_order_given(
-    small: Qwen3ForCausalLM, times: tuple[float, ...], entered: str
+    small: CausalLM, times: tuple[float, ...], entered: str
 ) -> None:
     recorder = Recorder()
     arrivals = [arrival(t, name=n) for n, t in zip("abcd", times, strict=True)]
@@ -80,7 +80,7 @@ def test_they_enter_in_the_order_of_arrival_and_come_back_in_the_order_given(
     assert serve(make(small), arrivals) == outputs, "the same arrivals take the same times"
 
 
-def test_an_idle_engine_waits_for_the_next_and_runs_no_step(small: Qwen3ForCausalLM) -> None:
+def test_an_idle_engine_waits_for_the_next_and_runs_no_step(small: CausalLM) -> None:
     engine = make(small)
     first, second = serve(engine, [arrival(3.0), arrival(20.0, name="b")])
     assert first.metrics == (3.0, 3.0, (4.25, 5.3125), 5.3125)
@@ -91,7 +91,7 @@ def test_an_idle_engine_waits_for_the_next_and_runs_no_step(small: Qwen3ForCausa
     assert serve(engine, []) == [] and engine.num_steps == 6
 
 
-def test_waiting_counts_from_the_arrival_and_not_from_the_entry(small: Qwen3ForCausalLM) -> None:
+def test_waiting_counts_from_the_arrival_and_not_from_the_entry(small: CausalLM) -> None:
     recorder = Recorder()
     _, late = serve(make(small, recorder=recorder), [arrival(0.0), arrival(0.5, name="b")])
     entry = next(e for e in recorder.events if isinstance(e, Added) and e.request_id == "b")
@@ -100,7 +100,7 @@ def test_waiting_counts_from_the_arrival_and_not_from_the_entry(small: Qwen3ForC
 
 
 def test_an_engine_that_has_other_requests_is_refused_and_keeps_them(
-    small: Qwen3ForCausalLM,
+    small: CausalLM,
 ) -> None:
     engine = make(small)
     engine.add_request("here before", [1, 2], SamplingParams(max_tokens=3, ignore_eos=True))
@@ -109,7 +109,7 @@ def test_an_engine_that_has_other_requests_is_refused_and_keeps_them(
     assert [output.request_id for output in engine.run()] == ["here before"]
 
 
-def test_what_never_ends_is_refused(small: Qwen3ForCausalLM) -> None:
+def test_what_never_ends_is_refused(small: CausalLM) -> None:
     arrivals = [arrival(0.0, max_tokens=5), arrival(30.0, name="b")]
     with pytest.raises(RuntimeError, match="6 steps did not suffice for 2 requests"):
         serve(make(small), arrivals, max_steps=6)

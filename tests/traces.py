@@ -24,7 +24,7 @@ from tutorial_engine.engine.policies import OneByOne, PrefillFirst, StaticBatchi
 from tutorial_engine.engine.request import RequestOutput
 from tutorial_engine.engine.scheduler import Scheduler
 from tutorial_engine.lab.workload import Arrival, poisson_times, ragged, serve
-from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
+from tutorial_engine.model.decoder import CausalLM
 from tutorial_engine.sampling.params import SamplingParams
 from tutorial_engine.trace import events
 from tutorial_engine.trace.events import Event, Recorder, Trace
@@ -314,7 +314,7 @@ def run_cells(cells: CellKVCache, tokens: list[int], seq_id: int = 0) -> None:
 
 
 @cache
-def small_model(num_layers: int) -> Qwen3ForCausalLM:
+def small_model(num_layers: int) -> CausalLM:
     return random_model(num_hidden_layers=num_layers)
 
 

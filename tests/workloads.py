@@ -9,18 +9,19 @@ import signal
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import pairwise
 from typing import Any
 
 import torch
 from at_line import AtLine, Moment
-from checkpoints import HfQwen3, hf_config
+from checkpoints import BASE, FAMILY, hf_config
 from engines import poison, random_model
 from memories import SharedRows, check_empty, poison_cells, poison_pages
 from tokenizers import Tokenizer
 from torch import Tensor
+from transformers import AutoModelForCausalLM
 
 from tutorial_engine.cache.cells import CellKVCache
 from tutorial_engine.cache.paged import PagedKVCache
@@ -45,7 +46,7 @@ from tutorial_engine.lab.many_blocks import PagedAttention
 from tutorial_engine.model.attention import AttentionBackend
 from tutorial_engine.model.batched_attention import BatchedAttention, varlen_by_sequence
 from tutorial_engine.model.checkpoint import load_tokenizer
-from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
+from tutorial_engine.model.decoder import CausalLM
 from tutorial_engine.sampling.params import SamplingParams
 from tutorial_engine.sampling.sampler import SampledToken, Sampler
 from tutorial_engine.tiny.train import hugging_face_tensors
@@ -96,19 +97,23 @@ def draw_anew(seed: int) -> None:
 
 
 @cache
-def small_model() -> Qwen3ForCausalLM:
-    """Random, untied, two small layers; some ids are bytes that are no character alone."""
-    return random_model(
-        seed=Drawn.seed + 2,
-        eos=EOS,
-        vocab_size=112,
-        hidden_size=32,
-        intermediate_size=40,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        max_position_embeddings=max(LIMITS),
-    )
+def small_model() -> CausalLM:
+    """Random, two small layers; some ids are bytes that are no character alone."""
+    return random_model(seed=Drawn.seed + 2, eos=EOS, **small_sizes())
+
+
+def small_sizes() -> dict[str, Any]:
+    """Its sizes; each seed has another kind of the family, and the first one is Qwen3."""
+    kinds = [{"model_type": "qwen3"}, *FAMILY.values()]
+    return kinds[(Drawn.seed - 2) % len(kinds)] | {
+        "vocab_size": 112,
+        "hidden_size": 32,
+        "intermediate_size": 40,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "max_position_embeddings": max(LIMITS),
+    }
 
 
 @cache
@@ -246,8 +251,7 @@ def check_transformers() -> Counter[str]:
     transformers runs each prompt with its answer, without any cache, and has to agree.
     """
     ours = small_model()
-    sizes = {name: size for name, size in asdict(ours.config).items() if name != "eos_token_ids"}
-    theirs = HfQwen3(hf_config(sizes)).eval()
+    theirs = AutoModelForCausalLM.from_config(hf_config({**BASE, **small_sizes()})).eval()
     theirs.load_state_dict(hugging_face_tensors(ours, torch.float32))
     counts: Counter[str] = Counter()
     for index, asked in enumerate(pool()):

@@ -848,10 +848,10 @@ if predictions.reveal("most", 0 if ratio > 1.2 else 1 if ratio < 0.8 else 2):
 # the last token's logits choose the next token.
 
 # %%
-from tutorial_engine.model import Qwen3ForCausalLM
+from tutorial_engine.model import CausalLM
 
 with torch.device("meta"):
-    big = Qwen3ForCausalLM(qwen3_06b)
+    big = CausalLM(qwen3_06b)
 w_o = big.model.layers[0].self_attn.o_proj.weight
 print(f"{big.num_parameters():,} weights; all heads together: {w_o.shape[1]} numbers;")
 print(f"so H·D need not equal the hidden size: W_o is {w_o.shape[0]} x {w_o.shape[1]} here")

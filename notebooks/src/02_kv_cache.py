@@ -1024,10 +1024,10 @@ check_floor(least_seconds)
 # with random weights.
 
 # %%
-from tutorial_engine.model import Qwen3ForCausalLM
+from tutorial_engine.model import CausalLM
 
 four_layers = replace(qwen3_06b, num_hidden_layers=4, vocab_size=512)
-large = Qwen3ForCausalLM(four_layers).draw_weights().requires_grad_(False).eval()
+large = CausalLM(four_layers).draw_weights().requires_grad_(False).eval()
 cases = {
     "decode, 1 sequence": Work(num_seqs=1, new=1, old=64),  # 64 tokens are cached
     "decode, 8 sequences": Work(num_seqs=8, new=1, old=64),
@@ -1544,7 +1544,7 @@ predictions.ask(
 # %%
 two_layers = replace(qwen3_06b, num_hidden_layers=2, vocab_size=512)
 torch.manual_seed(0)  # the same random weights in every run
-real_size = Qwen3ForCausalLM(two_layers).draw_weights().requires_grad_(False).eval()
+real_size = CausalLM(two_layers).draw_weights().requires_grad_(False).eval()
 big = mine.moved_to(real_size)  # all your parts, over other weights
 few = SamplingParams(max_tokens=8, temperature=1.0, top_p=0.9, seed=3)
 (expected,) = generate(real_size, PROMPTS[0], few, tokenizer=tokenizer)[0].outputs
@@ -1556,8 +1556,8 @@ if predictions.reveal("sizes", 0 if fits else 2):
     big.tell(PROMPTS[0], few)
 
 # %% [markdown]
-# With all layers and the trained weights this is a chat model. The package runs any dense Qwen3 model;
-# `docs/python.md` of this course shows how to chat with it.
+# With all layers and the trained weights this is a chat model. The package runs any dense model of the Llama family
+# (Llama, Qwen, Mistral, SmolLM2); `docs/python.md` of this course shows how to bring one and to chat with it.
 
 # %% tags=["nbval-ignore-output"]
 if torch.cuda.is_available():

@@ -778,7 +778,7 @@ server.beside_vllm(show_step=41) if chosen else None
 # %% [markdown]
 # <details><summary>All of this with a real model</summary>
 #
-# Any dense Qwen3 model runs, which is downloaded once. With a GPU, give `device="cuda"` to `load_model`
+# Any dense model of the Llama family (Llama, Qwen, Mistral, SmolLM2) runs. It is downloaded once. With a GPU, give `device="cuda"` to `load_model`
 # and to `PagedKVCache.from_config`:
 #
 # ```python

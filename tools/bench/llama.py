@@ -58,8 +58,8 @@ def write_gguf(folder: Path, file: Path, dtype: torch.dtype) -> None:
         return
     gguf = importlib.import_module("gguf")
     config = ModelConfig.from_pretrained(folder)
-    if config.attention_bias:
-        raise ValueError("llama.cpp's qwen3 has no attention_bias: race a model without")
+    if not config.qk_norm or config.qkv_bias or config.o_bias:
+        raise ValueError("this file is for llama.cpp's qwen3, without biases: race such a model")
     unfinished = file.with_suffix(".part")
     writer = gguf.GGUFWriter(unfinished, "qwen3")
     writer.add_context_length(config.max_position_embeddings)

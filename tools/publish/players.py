@@ -15,7 +15,7 @@ from tutorial_engine.engine.scheduler import Scheduler
 from tutorial_engine.lab.vllm import recorded_run, serve_again
 from tutorial_engine.learn.jukebox import jukebox_film
 from tutorial_engine.model.checkpoint import load_model, load_tokenizer
-from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
+from tutorial_engine.model.decoder import CausalLM
 from tutorial_engine.viz.attention_explorer import AttentionExplorer
 from tutorial_engine.viz.block_explorer import BlockExplorer
 from tutorial_engine.viz.cache_explorer import CacheExplorer
@@ -63,7 +63,7 @@ class Show(NamedTuple):
     words: str
     lesson: str
     heading: str
-    make: Callable[[Qwen3ForCausalLM, Tokenizer], Film]
+    make: Callable[[CausalLM, Tokenizer], Film]
     card: Card | None = None
 
     @property
@@ -85,7 +85,7 @@ def film_of(explorer: Explorer, start: int = 0) -> Film:
     return Film([frames_of(explorer)], explorer.step_name, start)
 
 
-def _policies(model: Qwen3ForCausalLM, tokenizer: Tokenizer) -> Film:
+def _policies(model: CausalLM, tokenizer: Tokenizer) -> Film:
     """Three requests under each policy, ours first; then a run of vLLM, and the same one here."""
     explorer = SchedulerExplorer(model, tokenizer, PROMPTS, NEW_TOKENS, budget=12, max_num_seqs=2)
     names = sorted(CLASSES, key=lambda name: CLASSES[name] is not Scheduler)

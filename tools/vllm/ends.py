@@ -12,7 +12,7 @@ from tutorial_engine.engine.config import EngineConfig
 from tutorial_engine.engine.engine import LLMEngine
 from tutorial_engine.engine.request import CompletionOutput
 from tutorial_engine.model.checkpoint import load_tokenizer
-from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
+from tutorial_engine.model.decoder import CausalLM
 from tutorial_engine.sampling.params import SamplingParams
 
 Case = dict[str, Any]
@@ -26,7 +26,7 @@ def read(file: Path) -> list[Case]:
     return cases
 
 
-def answers(model: Qwen3ForCausalLM, cases: list[Case]) -> list[Case]:
+def answers(model: CausalLM, cases: list[Case]) -> list[Case]:
     """The same requests here, those with the same ends of text in one engine."""
     found: dict[int, CompletionOutput] = {}
     for ends in {tuple(case["eos_token_ids"]) for case in cases}:

@@ -62,7 +62,7 @@ class CellKVCache:
         """Cells that fit the model. ValueError, with the bytes, when there is no memory."""
         spec = KVCacheSpec.from_model(model, dtype)
         storage = KVStorage(spec, num_cells, device)
-        return cls(storage, RotaryEmbedding(model.head_dim, model.rope_theta).to(device), trace)
+        return cls(storage, RotaryEmbedding.of(model).to(device), trace)
 
     @property
     def settings(self) -> dict[str, Setting]:

@@ -18,7 +18,7 @@ from tutorial_engine.checks import at_least_one
 from tutorial_engine.engine.config import EngineConfig
 from tutorial_engine.model.checkpoint import TINY, load_model, load_tokenizer, resolve_checkpoint
 from tutorial_engine.model.config import ModelConfig
-from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
+from tutorial_engine.model.decoder import CausalLM
 from tutorial_engine.model.tokenizer import end_ids, eos_token_id
 from tutorial_engine.sampling.params import SamplingParams
 
@@ -43,7 +43,7 @@ class EngineArgs:
 
     def __init__(
         self,
-        model: str | Path | Qwen3ForCausalLM = TINY,
+        model: str | Path | CausalLM = TINY,
         *,
         tokenizer: str | Path | Tokenizer | None = None,
         skip_tokenizer_init: bool = False,
@@ -75,20 +75,20 @@ class EngineArgs:
         length = None if max_model_len == AS_LONG_AS_FITS else max_model_len
         self.config = EngineConfig(**stated, max_model_len=length, cuda_graphs=not enforce_eager)
         self.text_folder, eos = None, None
-        if isinstance(model, Qwen3ForCausalLM):
+        if isinstance(model, CausalLM):
             config = model.config
         else:
             model = self.text_folder = resolve_checkpoint(model)
             config = ModelConfig.from_pretrained(model)
             tokenizer = model if tokenizer is None and not skip_tokenizer_init else tokenizer
         if isinstance(tokenizer, str | Path):
-            self.text_folder = resolve_checkpoint(tokenizer)
+            self.text_folder = resolve_checkpoint(tokenizer, weights=False)
             tokenizer = load_tokenizer(self.text_folder)
         if isinstance(tokenizer, Tokenizer) and self.text_folder is not None:
             eos = eos_token_id(self.text_folder, tokenizer)
         self.tokenizer = tokenizer
         self.eos_token_ids = end_ids(eos, config.eos_token_ids, config.vocab_size)
-        if isinstance(model, Qwen3ForCausalLM):
+        if isinstance(model, CausalLM):
             self.model = model
         else:
             config = replace(config, eos_token_ids=self.eos_token_ids)

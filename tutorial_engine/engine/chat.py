@@ -224,7 +224,7 @@ def load_chat_template(path_or_id: str | Path, template: str | None = None) -> C
     `template` asks for another: the name of one of several, or its text. ValueError, naming the
     file, for settings that are damaged.
     """
-    settings = read_text_settings(resolve_checkpoint(path_or_id))
+    settings = read_text_settings(resolve_checkpoint(path_or_id, weights=False))
     source = settings.chat_templates.get("default" if template is None else template, template)
     return ChatTemplate(source, settings.special_tokens) if source else None
 

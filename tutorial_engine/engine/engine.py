@@ -36,7 +36,7 @@ from tutorial_engine.engine.replay import ReplayRunner
 from tutorial_engine.engine.request import Request, RequestOutput, SampleGroup, ScheduledRequest
 from tutorial_engine.engine.runner import ModelRunner
 from tutorial_engine.engine.scheduler import Scheduler
-from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
+from tutorial_engine.model.decoder import CausalLM
 from tutorial_engine.sampling.params import SamplingParams
 from tutorial_engine.sampling.sampler import SampledToken, Sampler, best_of_each, next_token
 from tutorial_engine.trace.events import (
@@ -62,7 +62,7 @@ class LLMEngine:
 
     def __init__(
         self,
-        model: Qwen3ForCausalLM,
+        model: CausalLM,
         tokenizer: Tokenizer | None = None,
         config: EngineConfig | None = None,
         *,
@@ -448,7 +448,7 @@ class LLMEngine:
 
 
 def _check_fits(
-    model: Qwen3ForCausalLM, memory: object, trace: Recorder | None, runner: ModelRunner | None
+    model: CausalLM, memory: object, trace: Recorder | None, runner: ModelRunner | None
 ) -> None:
     """ValueError for parts with which an engine would give wrong answers, or a trace with holes."""
     if not isinstance(memory, KVMemory):

@@ -23,13 +23,13 @@ from tutorial_engine.engine.inputs import (
 )
 from tutorial_engine.engine.request import Request, RequestOutput, RequestStatus
 from tutorial_engine.engine.runner import Run, run_with_cache, run_without_cache
-from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
+from tutorial_engine.model.decoder import CausalLM
 from tutorial_engine.sampling.params import SamplingParams
 from tutorial_engine.sampling.sampler import best_of_each, next_token
 
 
 def generate(
-    model: Qwen3ForCausalLM,
+    model: CausalLM,
     prompts: Prompt | Sequence[Prompt],
     params: SamplingParams | Sequence[SamplingParams] | None = None,
     *,
@@ -53,7 +53,7 @@ def generate(
 
 
 def stream(
-    model: Qwen3ForCausalLM,
+    model: CausalLM,
     prompts: Prompt | Sequence[Prompt],
     params: SamplingParams | Sequence[SamplingParams] | None = None,
     *,
@@ -91,7 +91,7 @@ def serve(run: Run, requests: Sequence[Request]) -> Iterator[Request]:
 
 
 def _prepare(
-    model: Qwen3ForCausalLM,
+    model: CausalLM,
     prompts: Prompt | Sequence[Prompt],
     params: SamplingParams | Sequence[SamplingParams] | None,
     tokenizer: Tokenizer | None,

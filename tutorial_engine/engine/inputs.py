@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 
 from tutorial_engine.checks import check_not_here, check_text
 from tutorial_engine.engine.request import Request, SampleGroup
-from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
+from tutorial_engine.model.decoder import CausalLM
 from tutorial_engine.sampling.params import WHAT_HAS_ROOM, SamplingParams, check_params
 from tutorial_engine.sampling.sampler import Sampler
 from tutorial_engine.sampling.stopping import StopChecker
@@ -89,7 +89,9 @@ class InputProcessor:
             raise ValueError(f"{params.n} continuations need as many Samplers, got {sampler!r}")
         samples = []
         for i, (sample_params, own) in enumerate(zip(each, samplers, strict=True)):
-            checker = StopChecker(sample_params, self.eos_token_ids, self.tokenizer, room)
+            checker = StopChecker(
+                sample_params, self.eos_token_ids, self.tokenizer, room, token_ids
+            )
             sample_id = sample_ids(request_id, params.n)[i]
             request = Request(sample_id, token_ids, sample_params, sampler=own, checker=checker)
             samples.append(request)
@@ -166,7 +168,7 @@ def params_for_each(
 
 def check_model(model: object) -> None:
     """ValueError for what is no model of ours: a name, or None."""
-    if not isinstance(model, Qwen3ForCausalLM):
+    if not isinstance(model, CausalLM):
         raise ValueError(f"model must be a loaded model (load_model()), got {model!r}")
 
 

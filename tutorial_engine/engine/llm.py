@@ -18,7 +18,7 @@ from tutorial_engine.engine.engine import LLMEngine
 from tutorial_engine.engine.inputs import Prompt
 from tutorial_engine.engine.request import RequestOutput
 from tutorial_engine.model.checkpoint import TINY
-from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
+from tutorial_engine.model.decoder import CausalLM
 from tutorial_engine.sampling.params import SamplingParams
 
 Conversation = Sequence[Message]
@@ -31,7 +31,7 @@ class LLM:
     that the text is the same on every machine (vLLM's default is 1.0). It warns once.
     """
 
-    def __init__(self, model: str | Path | Qwen3ForCausalLM = TINY, **options: Any) -> None:
+    def __init__(self, model: str | Path | CausalLM = TINY, **options: Any) -> None:
         args = EngineArgs(model, **options)
         self.llm_engine = LLMEngine.from_engine_args(args)
         self._text_folder = args.text_folder

@@ -22,7 +22,7 @@ from tutorial_engine.engine.runner import ModelRunner
 from tutorial_engine.model.attention import KVCache
 from tutorial_engine.model.batch import Batch, EndToEnd, Slots
 from tutorial_engine.model.batched_attention import BatchedAttention
-from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
+from tutorial_engine.model.decoder import CausalLM
 
 SHORTEST = 64  # tokens: no size has a shorter context
 MOST_SLOTS = 2**17  # that a size reads: beyond it the GPU has work enough, and memory would grow
@@ -75,7 +75,7 @@ class RecordedStep:
     write the same numbers to the same slot.
     """
 
-    def __init__(self, model: Qwen3ForCausalLM, attention: BatchedAttention, size: Size) -> None:
+    def __init__(self, model: CausalLM, attention: BatchedAttention, size: Size) -> None:
         self.model, self.attention, self.size = model, attention, size
         n, device = size.num_seqs, model.device
         # ids, positions and new slots of each row, its context's length and start, and all slots
@@ -156,7 +156,7 @@ class ReplayRunner(ModelRunner):
 
     def __init__(
         self,
-        model: Qwen3ForCausalLM,
+        model: CausalLM,
         storage: KVCache,
         attention: BatchedAttention | None = None,
     ) -> None:

@@ -16,11 +16,11 @@ from tutorial_engine.engine.request import Request, ScheduledRequest
 from tutorial_engine.model.attention import AttentionBackend, KVCache
 from tutorial_engine.model.batch import Batch
 from tutorial_engine.model.batched_attention import fast_attention
-from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
+from tutorial_engine.model.decoder import CausalLM
 
 
 def run_scheduled(
-    model: Qwen3ForCausalLM, attention: AttentionBackend, scheduled: Sequence[ScheduledRequest]
+    model: CausalLM, attention: AttentionBackend, scheduled: Sequence[ScheduledRequest]
 ) -> Tensor:
     """One forward over all of these → hidden state of the last token of each, [S, hidden]."""
     batch = Batch.from_allocations(
@@ -40,7 +40,7 @@ def run_scheduled(
 
 @torch.inference_mode()
 def forward(
-    model: Qwen3ForCausalLM,
+    model: CausalLM,
     cache: KVMemory,
     requests: Sequence[Request],
     num_tokens: int | None = None,
@@ -70,7 +70,7 @@ def forward(
     return hidden
 
 
-def _check(model: Qwen3ForCausalLM, requests: Sequence[Request]) -> None:
+def _check(model: CausalLM, requests: Sequence[Request]) -> None:
     """ValueError, before any of them gets memory, for requests that cannot run."""
     names = [request.request_id for request in requests]
     if not names or len({*names}) < len(names):
@@ -97,7 +97,7 @@ def _allocate(cache: KVMemory, request: Request, num_tokens: int | None) -> Sche
 
 @torch.inference_mode()
 def prefill(
-    model: Qwen3ForCausalLM,
+    model: CausalLM,
     cache: KVMemory,
     requests: Sequence[Request],
     chunk_size: int | None = None,
@@ -128,7 +128,7 @@ def prefill(
 
 @torch.inference_mode()
 def decode(
-    model: Qwen3ForCausalLM,
+    model: CausalLM,
     cache: KVMemory,
     requests: Sequence[Request],
     attention: AttentionBackend | None = None,
@@ -149,13 +149,13 @@ def decode(
 Run = Callable[[Sequence[Request]], Tensor]
 
 
-def run_with_cache(model: Qwen3ForCausalLM, cache: KVMemory, chunk_size: int | None = None) -> Run:
+def run_with_cache(model: CausalLM, cache: KVMemory, chunk_size: int | None = None) -> Run:
     """Each token is run once: `prefill`, then one token at a time. For one loop at a time."""
     attention = fast_attention(model.device, cache.storage, model.dtype)
     return lambda requests: prefill(model, cache, requests, chunk_size, attention)
 
 
-def run_without_cache(model: Qwen3ForCausalLM) -> Run:
+def run_without_cache(model: CausalLM) -> Run:
     """Nothing stays computed, all of it runs each time. The oracle."""
 
     @torch.inference_mode()
@@ -177,7 +177,7 @@ class ModelRunner:
 
     def __init__(
         self,
-        model: Qwen3ForCausalLM,
+        model: CausalLM,
         storage: KVCache,
         attention: AttentionBackend | None = None,
     ) -> None:

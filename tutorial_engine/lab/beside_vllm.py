@@ -19,7 +19,7 @@ from tutorial_engine.cache.paged import PagedKVCache
 from tutorial_engine.engine.config import EngineConfig
 from tutorial_engine.engine.engine import LLMEngine
 from tutorial_engine.lab.vllm import RUNS
-from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
+from tutorial_engine.model.decoder import CausalLM
 from tutorial_engine.sampling.params import SamplingParams
 from tutorial_engine.trace.events import Admitted, Preempted, Recorder
 from tutorial_engine.trace.history import history
@@ -153,7 +153,7 @@ def _renamed(theirs: Step, ours: Step, renamed: dict[int, int]) -> str:
     return ""
 
 
-def compare(run: Run, model: Qwen3ForCausalLM) -> str:
+def compare(run: Run, model: CausalLM) -> str:
     """What this engine decides or says otherwise than vLLM, both sides; "" if nothing."""
     memory = PagedKVCache.from_config(
         model.config,

@@ -21,7 +21,7 @@ from tutorial_engine.engine.clock import VirtualClock
 from tutorial_engine.engine.engine import EngineConfig, LLMEngine
 from tutorial_engine.engine.generate import generate
 from tutorial_engine.lab.workload import Arrival, serve
-from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
+from tutorial_engine.model.decoder import CausalLM
 from tutorial_engine.model.rope import RotaryEmbedding
 from tutorial_engine.sampling.params import SamplingParams
 from tutorial_engine.trace import events
@@ -82,7 +82,7 @@ class Dial:
 
     def __init__(
         self,
-        model: Qwen3ForCausalLM,
+        model: CausalLM,
         arrivals: Sequence[Arrival],
         num_slots: int,
         max_len: int,
@@ -118,7 +118,7 @@ class Dial:
             return StaticKVCache(self.storage, rows, self.max_len, trace)
         if position == CELLS:
             config = self.model.config
-            rope = RotaryEmbedding(config.head_dim, config.rope_theta).to(self.model.device)
+            rope = RotaryEmbedding.of(config).to(self.model.device)
             return CellKVCache(self.storage, rope, trace)
         assert isinstance(position, int), f"a block size, {ROWS!r} or {CELLS!r}"
         return PagedKVCache(self.storage, position, max_len=self.max_len, trace=trace)
@@ -150,7 +150,7 @@ class Dial:
 
 
 def sweep_block_sizes(
-    model: Qwen3ForCausalLM,
+    model: CausalLM,
     arrivals: Sequence[Arrival],
     block_sizes: Sequence[int] = (1, 2, 4, 8, 16, 32),
     num_slots: int = 256,

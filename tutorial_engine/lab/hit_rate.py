@@ -15,7 +15,7 @@ from tutorial_engine.cache.paged import PagedKVCache
 from tutorial_engine.engine.clock import VirtualClock
 from tutorial_engine.engine.config import EngineConfig
 from tutorial_engine.engine.engine import LLMEngine
-from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
+from tutorial_engine.model.decoder import CausalLM
 from tutorial_engine.sampling.params import SamplingParams
 from tutorial_engine.trace import events
 from tutorial_engine.trace.events import Recorder, Trace
@@ -145,7 +145,7 @@ def hit_rate(trace: Trace) -> float:
     return sum(e.num_cached for e in admitted) / tokens
 
 
-def cases(model: Qwen3ForCausalLM, tokenizer: Tokenizer) -> list[Case]:
+def cases(model: CausalLM, tokenizer: Tokenizer) -> list[Case]:
     """The five runs, in an order that tells nothing: "run 1" to "run 5"."""
     runs = []
     for number, (cause, (recipe, mended)) in enumerate(RECIPES.items(), 1):
@@ -155,7 +155,7 @@ def cases(model: Qwen3ForCausalLM, tokenizer: Tokenizer) -> list[Case]:
     return runs
 
 
-def _serve(model: Qwen3ForCausalLM, tokenizer: Tokenizer, recipe: Recipe) -> Trace:
+def _serve(model: CausalLM, tokenizer: Tokenizer, recipe: Recipe) -> Trace:
     recorder = Recorder()
     memory = PagedKVCache.from_config(
         model.config,

@@ -21,7 +21,7 @@ from tutorial_engine.engine.runner import Run, run_with_cache
 from tutorial_engine.lab.ledger import REFERENCE, LedgerPath, loop_path
 from tutorial_engine.model.attention import NoCache, SdpaAttention
 from tutorial_engine.model.batch import Batch
-from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
+from tutorial_engine.model.decoder import CausalLM
 
 KV = Mapping[int, tuple[Tensor, Tensor]]  # layer -> K, V [n, H_kv, D]
 
@@ -38,7 +38,7 @@ class _Noting(NoCache):
 
 
 @torch.inference_mode()
-def memory_of(model: Qwen3ForCausalLM, token_ids: Sequence[int]) -> KV:
+def memory_of(model: CausalLM, token_ids: Sequence[int]) -> KV:
     """K and V of each of these tokens, in every layer."""
     noting = _Noting()
     model(Batch.from_sequences([list(token_ids)], device=model.device), SdpaAttention(noting))
@@ -71,16 +71,14 @@ class Exchange:
 
 
 def continued(
-    model: Qwen3ForCausalLM, token_ids: Sequence[int], edit: Callable[[KV], KV], num_tokens: int
+    model: CausalLM, token_ids: Sequence[int], edit: Callable[[KV], KV], num_tokens: int
 ) -> list[int]:
     """The greedy tokens after a prompt whose memory, all but its last token, was edited."""
     path = loop_path(lambda _: _over(model, GrowingKVCache(), edit))
     return path([list(token_ids)], num_tokens)[0].argmax(-1).tolist()
 
 
-def edited_paths(
-    model: Qwen3ForCausalLM, exchange: Exchange, max_len: int = 128
-) -> dict[str, LedgerPath]:
+def edited_paths(model: CausalLM, exchange: Exchange, max_len: int = 128) -> dict[str, LedgerPath]:
     """Name → path over a memory that was edited before the prompt's last token runs.
 
     The reference has no cache: it gives the edited K and V to attention in every forward.
@@ -113,7 +111,7 @@ def edited_paths(
     }
 
 
-def _over(model: Qwen3ForCausalLM, cache: KVMemory, edit: Callable[[KV], KV]) -> Run:
+def _over(model: CausalLM, cache: KVMemory, edit: Callable[[KV], KV]) -> Run:
     """Runs over a cache that gets the edited memory of a prompt before the prompt's last token."""
     run = run_with_cache(model, cache)
 
@@ -142,7 +140,7 @@ def _put(cache: KVMemory, request: Request, kv: KV) -> None:
     request.num_computed_tokens = count
 
 
-def _without_cache(model: Qwen3ForCausalLM, exchange: Exchange) -> Run:
+def _without_cache(model: CausalLM, exchange: Exchange) -> Run:
     """Runs all tokens each time; attention gets the exchanged K and V."""
 
     class Exchanged(NoCache):

@@ -35,8 +35,8 @@ from tutorial_engine.model.batched_attention import (
     varlen_kernel,
 )
 from tutorial_engine.model.checkpoint import without_weights
+from tutorial_engine.model.decoder import CausalLM
 from tutorial_engine.model.fast import use_fast_layers
-from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 from tutorial_engine.sampling.params import SamplingParams
 from tutorial_engine.sampling.sampler import SampledToken, Sampler
 from tutorial_engine.trace.events import Admitted, Event, Forked, Preempted, Recorder
@@ -149,7 +149,7 @@ def bound_of(difference: float) -> float:
 # -- notebook 02: through the loop ----------------------------------------------------------------
 
 
-def our_paths(model: Qwen3ForCausalLM, max_len: int = 128) -> dict[str, LedgerPath]:
+def our_paths(model: CausalLM, max_len: int = 128) -> dict[str, LedgerPath]:
     """Name → path without a scheduler: the reference, the caches, chunks and batches."""
 
     def rows(num_seqs: int, chunk_size: int | None = None) -> Run:
@@ -168,7 +168,7 @@ def our_paths(model: Qwen3ForCausalLM, max_len: int = 128) -> dict[str, LedgerPa
     }
 
 
-def layer_paths(model: Qwen3ForCausalLM) -> dict[str, LedgerPath]:
+def layer_paths(model: CausalLM) -> dict[str, LedgerPath]:
     """Name → path without a cache, as the reference: the layers of `layers.py`, and their twins.
 
     Of Linear there are two, each for matrices of every size: packed, and by columns.
@@ -237,7 +237,7 @@ class ForcedSampler(Sampler):
 
 
 def engine_paths(
-    model: Qwen3ForCausalLM, neighbours: Sequence[Sequence[int]], max_len: int = 128
+    model: CausalLM, neighbours: Sequence[Sequence[int]], max_len: int = 128
 ) -> dict[str, LedgerPath]:
     """Name → path through the engine; `neighbours` are other prompts for two of them."""
 
@@ -306,7 +306,7 @@ def engine_path(
 # -- notebook 04: through the engine's memories ---------------------------------------------------
 
 
-def memory_paths(model: Qwen3ForCausalLM, max_len: int = 128) -> dict[str, LedgerPath]:
+def memory_paths(model: CausalLM, max_len: int = 128) -> dict[str, LedgerPath]:
     """Name → path on pages and on cells: blocks of each size, prefixes found, forks.
 
     And memory that runs out: that takes two prompts at least; the warm row a prompt of over 4
@@ -335,7 +335,7 @@ def memory_paths(model: Qwen3ForCausalLM, max_len: int = 128) -> dict[str, Ledge
     }
 
 
-def in_place_paths(model: Qwen3ForCausalLM, max_len: int = 128) -> dict[str, LedgerPath]:
+def in_place_paths(model: CausalLM, max_len: int = 128) -> dict[str, LedgerPath]:
     """Name → path on pages whose blocks attention reads in place: by the loop, and many at a time.
 
     They need what `memory_paths` need. ValueError if one of them copied K or V.
@@ -353,7 +353,7 @@ def in_place_paths(model: Qwen3ForCausalLM, max_len: int = 128) -> dict[str, Led
     return paths
 
 
-def batched_paths(model: Qwen3ForCausalLM, max_len: int = 128) -> dict[str, LedgerPath]:
+def batched_paths(model: CausalLM, max_len: int = 128) -> dict[str, LedgerPath]:
     """Name → path whose attention is one call for all: what a GPU does, decode steps replayed.
 
     Where there is no GPU the kernel's work is done sequence by sequence, and a step is called again
@@ -382,7 +382,7 @@ def batched_paths(model: Qwen3ForCausalLM, max_len: int = 128) -> dict[str, Ledg
     }
 
 
-def _pages(model: Qwen3ForCausalLM, block_size: int, prefix_caching: bool = False) -> MakeMemory:
+def _pages(model: CausalLM, block_size: int, prefix_caching: bool = False) -> MakeMemory:
     """Makes a pool for a model, of as many blocks as the tokens need."""
     return lambda num_tokens, trace: PagedKVCache.from_config(
         model.config,
@@ -396,7 +396,7 @@ def _pages(model: Qwen3ForCausalLM, block_size: int, prefix_caching: bool = Fals
 
 
 def memory_path(
-    model: Qwen3ForCausalLM,
+    model: CausalLM,
     make_memory: MakeMemory,
     max_len: int,
     *,

@@ -27,7 +27,7 @@ from tutorial_engine.lab.roofline import (
 from tutorial_engine.model.batch import Batch
 from tutorial_engine.model.batched_attention import fast_attention
 from tutorial_engine.model.config import ModelConfig
-from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
+from tutorial_engine.model.decoder import CausalLM
 from tutorial_engine.sampling.params import SamplingParams
 
 AGAIN = 3  # measurements of a machine that seems to be faster than its own limits
@@ -51,7 +51,7 @@ class Work(NamedTuple):
         return weights + self.num_seqs * own
 
 
-def ready(model: Qwen3ForCausalLM, work: Work, cached: bool = True) -> Callable[[], Tensor]:
+def ready(model: CausalLM, work: Work, cached: bool = True) -> Callable[[], Tensor]:
     """A function that runs this forward; its cache is filled already. Without one, `old` must be 0.
 
     Both ways take the same attention kernel. ValueError for cached tokens without a cache.
@@ -126,7 +126,7 @@ def count_operations(run: Callable[[], object]) -> int:
 
 
 def token_times(
-    model: Qwen3ForCausalLM, prompt: Sequence[int], repeat: int = 7, steps: int = 4
+    model: CausalLM, prompt: Sequence[int], repeat: int = 7, steps: int = 4
 ) -> list[tuple[float, float]]:
     """TTFT and TPOT in milliseconds, with a cache and without one: the least, over `steps` tokens.
 
@@ -152,7 +152,7 @@ def token_times(
 
 
 def against_the_roof(
-    model: Qwen3ForCausalLM, works: Mapping[str, Work], repeat: int = 5
+    model: CausalLM, works: Mapping[str, Work], repeat: int = 5
 ) -> tuple[Roofline, dict[str, float]]:
     """The limits of this machine, and the least seconds of each forward.
 

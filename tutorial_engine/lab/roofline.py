@@ -70,9 +70,9 @@ def forward_bytes(
 
 def weight_bytes(config: ModelConfig, itemsize: int = 4) -> int:
     """Bytes of all weights that a forward reads: the head, but of the embedding only rows."""
-    norms = 2 * config.hidden_size + 2 * config.head_dim
+    norms = 2 * config.hidden_size + 2 * config.head_dim * config.qk_norm
     heads = config.num_attention_heads + 2 * config.num_key_value_heads
-    biases = (heads * config.head_dim + config.hidden_size) * config.attention_bias
+    biases = heads * config.head_dim * config.qkv_bias + config.hidden_size * config.o_bias
     layers = config.num_hidden_layers * (_linear_weights(config) + norms + biases)
     return itemsize * (layers + config.hidden_size + config.vocab_size * config.hidden_size)
 

@@ -17,7 +17,7 @@ from tutorial_engine.cache.cells import CellKVCache
 from tutorial_engine.engine.request import Request
 from tutorial_engine.engine.runner import decode, prefill
 from tutorial_engine.model.config import ModelConfig
-from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
+from tutorial_engine.model.decoder import CausalLM
 
 
 class ShiftGap(NamedTuple):
@@ -47,7 +47,7 @@ def context_shift(cache: CellKVCache, seq_id: SeqId, keep: int, discard: int) ->
 
 
 def shift_gap(
-    model: Qwen3ForCausalLM,
+    model: CausalLM,
     token_ids: Sequence[int],
     discard: int,
     shift: Shift | None = None,
@@ -86,7 +86,7 @@ class ShiftedText(NamedTuple):
 
 
 def shifted_text(
-    model: Qwen3ForCausalLM,
+    model: CausalLM,
     tokenizer: Tokenizer,
     text: str | Sequence[int],
     discard: int,
@@ -113,7 +113,7 @@ def shifted_text(
     return ShiftedText(forgotten, kept, shifted, fresh, same, max_tokens, gap)
 
 
-def random_model(num_layers: int, seed: int = 0) -> Qwen3ForCausalLM:
+def random_model(num_layers: int, seed: int = 0) -> CausalLM:
     """A small random model of so many layers, with weights large enough for logits that differ."""
     config = ModelConfig(
         vocab_size=97,
@@ -128,7 +128,7 @@ def random_model(num_layers: int, seed: int = 0) -> Qwen3ForCausalLM:
         tie_word_embeddings=False,
         eos_token_ids=(0,),
     )
-    model = Qwen3ForCausalLM(config).draw_weights()
+    model = CausalLM(config).draw_weights()
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in model.named_parameters():
         if "norm" in name:
@@ -141,7 +141,7 @@ def random_model(num_layers: int, seed: int = 0) -> Qwen3ForCausalLM:
 
 
 def _both(
-    model: Qwen3ForCausalLM,
+    model: CausalLM,
     token_ids: Sequence[int],
     discard: int,
     shift: Shift | None = None,

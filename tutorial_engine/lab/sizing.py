@@ -14,7 +14,7 @@ import torch
 from tutorial_engine.cache.config import KVCacheSpec
 from tutorial_engine.checks import at_least_one
 from tutorial_engine.lab.roofline import Roofline, forward_bytes, forward_flops, weight_bytes
-from tutorial_engine.model.config import ModelConfig
+from tutorial_engine.model.config import FAMILY, ModelConfig
 
 QWEN3_06B: dict[str, Any] = {  # the shape of a released model, as its config.json states it
     "vocab_size": 151936,
@@ -34,19 +34,6 @@ DTYPES = {
 }
 
 
-class Kind(NamedTuple):
-    """How the weights of a model type differ from those of roofline's Qwen3 with the same sizes."""
-
-    norms_q_and_k: bool = False
-    only_qkv_bias: bool = False  # always, and none in o_proj
-
-
-KINDS = {
-    "llama": Kind(),
-    "mistral": Kind(),
-    "qwen2": Kind(only_qkv_bias=True),
-    "qwen3": Kind(norms_q_and_k=True),
-}
 MIXTURE = "a mixture of experts reads only some of its weights for a token, which is not counted"
 REFUSED = {  # a field that is set -> why its model cannot be counted, and what to do
     "num_local_experts": f"{MIXTURE}; paste a dense model",
@@ -82,29 +69,26 @@ class Sizes:
         ValueError, with the field and what to do, for what would be counted wrongly.
         """
         raw = _object(text)
-        kind = KINDS[_model_type(raw)]
+        kind = FAMILY[_model_type(raw)]
+        bias = bool(raw.get("attention_bias", False))
         heads, hidden = raw["num_attention_heads"], raw["hidden_size"]
         config = ModelConfig(
             **{name: raw[name] for name in REQUIRED},
             num_key_value_heads=_num_kv_heads(raw, heads),
             head_dim=_head_dim(raw, hidden, heads),
             tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
-            attention_bias=kind.only_qkv_bias or bool(raw.get("attention_bias", False)),
+            qk_norm=kind.qk_norm,
+            qkv_bias=bias if kind.qkv_bias is None else kind.qkv_bias,
+            o_bias=bias if kind.o_bias is None else kind.o_bias,
         )
         return cls(config, raw["model_type"], _dtype(raw))
 
     @property
     def num_parameters(self) -> int:
         """All weights; a head that is the embedding again counts once."""
-        c, kind = self.config, KINDS[self.model_type]
-        count = weight_bytes(c, 1)
-        if not c.tie_word_embeddings:
-            count += c.vocab_size * c.hidden_size
-        if not kind.norms_q_and_k:
-            count -= 2 * c.head_dim * c.num_hidden_layers
-        if kind.only_qkv_bias:
-            count -= c.hidden_size * c.num_hidden_layers
-        return count
+        c = self.config
+        embedding = 0 if c.tie_word_embeddings else c.vocab_size * c.hidden_size
+        return weight_bytes(c, 1) + embedding
 
 
 class Seconds(NamedTuple):
@@ -241,9 +225,9 @@ def _model_type(raw: Mapping[str, Any]) -> str:
         if raw.get(name):
             raise ValueError(f"{name} is {_short(raw[name])}: {why}.")
     kind = raw.get("model_type")
-    if kind not in KINDS:
+    if kind not in FAMILY:
         raise ValueError(
-            f"model_type is {_short(kind)}: the weights of {', '.join(KINDS)} can be counted. "
+            f"model_type is {_short(kind)}: the weights of {', '.join(FAMILY)} can be counted. "
             "If the model has the same parts as one of these, write that name."
         )
     for name, what in REQUIRED.items():

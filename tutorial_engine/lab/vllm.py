@@ -19,7 +19,7 @@ from tutorial_engine.cache.paged import PagedKVCache
 from tutorial_engine.engine.clock import Clock
 from tutorial_engine.engine.config import EngineConfig
 from tutorial_engine.engine.engine import LLMEngine
-from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
+from tutorial_engine.model.decoder import CausalLM
 from tutorial_engine.sampling.params import SamplingParams
 from tutorial_engine.trace import events
 from tutorial_engine.trace.events import Recorder, RequestEvent, Setting, Trace
@@ -53,7 +53,7 @@ class _WithQueue(Recorder):
 
 def serve_again(
     trace: Trace,
-    model: Qwen3ForCausalLM,
+    model: CausalLM,
     clock: Clock | None = None,
     pages: type[PagedKVCache] = PagedKVCache,
 ) -> Trace:

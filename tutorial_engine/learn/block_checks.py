@@ -14,7 +14,7 @@ from tutorial_engine.learn.own_memory import free as right_free
 from tutorial_engine.learn.own_memory import take as right_take
 from tutorial_engine.learn.parts import PartFailed, Parts, whole
 from tutorial_engine.learn.verdict import Verdict
-from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
+from tutorial_engine.model.decoder import CausalLM
 from tutorial_engine.viz.leak_view import Leak, record_leak
 
 # ---- eviction
@@ -273,7 +273,7 @@ def _beside_ours(free: Part, take: Part) -> str:
 
 
 def leak(
-    model: Qwen3ForCausalLM,
+    model: CausalLM,
     tokenizer: Tokenizer,
     asked: Mapping[str, str],
     blocks: type[BlockManager] = StaleBlocks,

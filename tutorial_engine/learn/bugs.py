@@ -17,7 +17,7 @@ from torch import Tensor
 from tutorial_engine.learn.judge import rewritten
 from tutorial_engine.learn.verdict import distance
 from tutorial_engine.model import attention, layers
-from tutorial_engine.model import qwen3 as model
+from tutorial_engine.model import decoder as model
 
 # where the right code stands, its name there, the wrong code
 Bug = tuple[object, str, Callable | property | classmethod]
@@ -54,7 +54,7 @@ BUGS_01: Zoo = {
         ("x.chunk(2, dim=-1)", "x[..., 0::2], x[..., 1::2]"),
     ),
     "q_norm and k_norm after RoPE": edited(
-        model.Qwen3Attention,
+        model.SelfAttention,
         "forward",
         ("apply_rope(self.q_norm(q), *angles)", "self.q_norm(apply_rope(q, *angles))"),
         ("apply_rope(self.k_norm(k), *angles)", "self.k_norm(apply_rope(k, *angles))"),

@@ -14,7 +14,7 @@ from tutorial_engine.engine.clock import VirtualClock
 from tutorial_engine.engine.engine import EngineConfig, LLMEngine
 from tutorial_engine.learn.bugs import Zoo, edited, planted
 from tutorial_engine.learn.own_memory import poison
-from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
+from tutorial_engine.model.decoder import CausalLM
 from tutorial_engine.sampling.params import SamplingParams
 from tutorial_engine.trace.events import Admitted, Recorder
 
@@ -73,7 +73,7 @@ class Served(NamedTuple):
 
 
 def pages(
-    model: Qwen3ForCausalLM, num_blocks: int, blocks: type[BlockManager] = BlockManager
+    model: CausalLM, num_blocks: int, blocks: type[BlockManager] = BlockManager
 ) -> PagedKVCache:
     """A pool of blocks of 4, NaN where nobody wrote, under a block manager of yours; traced."""
     kind: type[PagedKVCache] = type("Pages", (PagedKVCache,), {"block_manager": blocks})
@@ -90,7 +90,7 @@ def pages(
 
 
 def serve(
-    model: Qwen3ForCausalLM,
+    model: CausalLM,
     memory: PagedKVCache | None,
     prompts: Mapping[str, Sequence[int]],
     params: SamplingParams,
@@ -185,7 +185,7 @@ def scenes(prompts: Sequence[Sequence[int]]) -> dict[str, Scene]:
     }
 
 
-def stress(model: Qwen3ForCausalLM, prompts: Sequence[Sequence[int]]) -> list[Seen]:
+def stress(model: CausalLM, prompts: Sequence[Sequence[int]]) -> list[Seen]:
     """Plant no bug, then one after the other, and run every test → a row each.
 
     Right are the tokens of the request alone, on rows: there are no blocks that could be wrong. A
@@ -215,7 +215,7 @@ def stress(model: Qwen3ForCausalLM, prompts: Sequence[Sequence[int]]) -> list[Se
     return rows
 
 
-def _one_by_one(model: Qwen3ForCausalLM, scene: Scene, on_rows: bool = False) -> Tokens:
+def _one_by_one(model: CausalLM, scene: Scene, on_rows: bool = False) -> Tokens:
     """Each request of a scene in an engine of its own."""
     tokens: Tokens = {}
     for name, prompt in scene.prompts.items():

@@ -18,7 +18,7 @@ from tutorial_engine.engine.generate import generate
 from tutorial_engine.learn.verdict import Verdict
 from tutorial_engine.model.batch import Batch
 from tutorial_engine.model.checkpoint import load_model, load_tokenizer
-from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
+from tutorial_engine.model.decoder import CausalLM
 from tutorial_engine.sampling.params import SamplingParams
 from tutorial_engine.tiny.corpus import story
 
@@ -48,7 +48,7 @@ class Engine(Protocol):
         """One forward → (request_id, new token) of each request that got one; [] if none did."""
 
 
-Factory = Callable[[Qwen3ForCausalLM, Limits], Engine]
+Factory = Callable[[CausalLM, Limits], Engine]
 
 
 class Adapted:
@@ -66,7 +66,7 @@ class Adapted:
         return [(name, out.token_ids[-1]) for name, out in got if out.finish_reason != "error"]
 
 
-def package_engine(model: Qwen3ForCausalLM, limits: Limits) -> Adapted:
+def package_engine(model: CausalLM, limits: Limits) -> Adapted:
     """The factory of the package's own engine, on rows."""
     return Adapted(LLMEngine(model, config=EngineConfig(**limits._asdict())))
 
@@ -125,7 +125,7 @@ def check_engine(factory: Factory, seed: int | None = None, rounds: int = 3) -> 
     return Report(first, [Verdict(True, title) for title in titles])
 
 
-def workload(model: Qwen3ForCausalLM, tokenizer: Tokenizer, seed: int, limits: Limits) -> list[Job]:
+def workload(model: CausalLM, tokenizer: Tokenizer, seed: int, limits: Limits) -> list[Job]:
     """Nine requests that come over time; among them each case that engines get wrong.
 
     They are drawn again as long as a token is a close choice (MIN_MARGIN), which rounding may turn,
@@ -188,9 +188,7 @@ class _Run(NamedTuple):
     batches: list[Batch]
 
 
-def _faults(
-    factory: Factory, model: Qwen3ForCausalLM, limits: Limits, jobs: Sequence[Job]
-) -> Fault | None:
+def _faults(factory: Factory, model: CausalLM, limits: Limits, jobs: Sequence[Job]) -> Fault | None:
     """The first criterion that does not hold, and why."""
     for place, together in ((0, [[job._replace(from_step=0)] for job in jobs]), (1, [jobs])):
         for group in together:
@@ -209,7 +207,7 @@ def _agree(got: Sequence[int], job: Job) -> bool:
     return list(got) == job.tokens[: len(got)]
 
 
-def _serve(factory: Factory, model: Qwen3ForCausalLM, limits: Limits, jobs: Sequence[Job]) -> _Run:
+def _serve(factory: Factory, model: CausalLM, limits: Limits, jobs: Sequence[Job]) -> _Run:
     """All jobs to their end. _Wrong when the engine raises, stalls, or gives out too much."""
     received: dict[str, list[int]] = {job.name: [] for job in jobs}
     by_name = {job.name: job for job in jobs}
@@ -276,7 +274,7 @@ def _blamed(who: str, call: Callable[..., Any], *given: Any) -> Any:
 
 
 @contextmanager
-def watched(model: Qwen3ForCausalLM) -> Iterator[list[Batch]]:
+def watched(model: CausalLM) -> Iterator[list[Batch]]:
     """Inside the block, every batch that the model runs is put into the list."""
     batches: list[Batch] = []
     handle = model.register_forward_pre_hook(lambda _, args: batches.append(args[0]))

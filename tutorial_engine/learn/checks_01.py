@@ -30,7 +30,7 @@ from tutorial_engine.model.attention import NaiveAttention, causal_mask
 from tutorial_engine.model.batch import Batch
 from tutorial_engine.model.checkpoint import load_model
 from tutorial_engine.model.config import ModelConfig
-from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
+from tutorial_engine.model.decoder import CausalLM
 from tutorial_engine.model.rope import inverse_frequencies
 from tutorial_engine.viz.words import counted, verb
 
@@ -678,7 +678,7 @@ LAYER_SLIPS: Slips = slips_of(
 
 
 @cache
-def tiny_model() -> Qwen3ForCausalLM:
+def tiny_model() -> CausalLM:
     """The model that ships, loaded once for the checks."""
     return load_model()
 

@@ -14,7 +14,7 @@ from tutorial_engine.cache.paged import PagedKVCache
 from tutorial_engine.engine.clock import VirtualClock
 from tutorial_engine.engine.engine import EngineConfig, LLMEngine
 from tutorial_engine.engine.scheduler import Scheduler
-from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
+from tutorial_engine.model.decoder import CausalLM
 from tutorial_engine.sampling.params import SamplingParams
 from tutorial_engine.trace.events import Preempted, Recorder, Scheduled, TokenSampled, Trace
 
@@ -79,7 +79,7 @@ def tokens(trace: Trace) -> dict[str, tuple[int, ...]]:
 
 def crowd(
     pages: type[PagedKVCache],
-    model: Qwen3ForCausalLM,
+    model: CausalLM,
     prompts: Sequence[Sequence[int]],
     *,
     num_blocks: int = 5,
@@ -115,9 +115,7 @@ def crowd(
     return recorder.trace()
 
 
-def drama(
-    model: Qwen3ForCausalLM, tokenizer: Tokenizer, prefix_caching: bool = False
-) -> dict[str, Trace]:
+def drama(model: CausalLM, tokenizer: Tokenizer, prefix_caching: bool = False) -> dict[str, Trace]:
     """Four users decode, and E brings a text that needs nearly the whole pool. Under both rules.
 
     E's whole prompt does not fit beside them, its first chunk does. So the naive rule lets E in and

@@ -16,7 +16,7 @@ from tutorial_engine.learn.own_scheduler import PARTS_03, slots_for, with_parts
 from tutorial_engine.learn.parts import PartFailed, Parts
 from tutorial_engine.learn.verdict import CannotBe, Verdict
 from tutorial_engine.model.checkpoint import load_model
-from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
+from tutorial_engine.model.decoder import CausalLM
 from tutorial_engine.trace.events import Preempted
 
 # (request, running, allocate(request), preempt(victim)) → the slots, or None
@@ -137,7 +137,7 @@ def _played(function: SlotsFor, asks: str, run: str, needed: int) -> tuple[objec
 
 
 def _served(
-    function: SlotsFor, model: Qwen3ForCausalLM, num_blocks: int
+    function: SlotsFor, model: CausalLM, num_blocks: int
 ) -> tuple[dict[str, tuple[int, ...]], list[str]]:
     """The tokens of three requests in a pool of so many blocks of 4, and who gave way."""
     parts = Parts({**PARTS_03, "slots_for": slots_for}, "engine")

@@ -13,7 +13,7 @@ from tutorial_engine.learn import own
 from tutorial_engine.learn.own_engine import OwnEngine
 from tutorial_engine.model.attention import causal_mask
 from tutorial_engine.model.batch import Batch
-from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
+from tutorial_engine.model.decoder import CausalLM
 from tutorial_engine.viz.jukebox_view import LETTERS, Take, jukebox_frames
 from tutorial_engine.viz.player import Frame
 
@@ -105,7 +105,7 @@ def jukebox_table(takes: Sequence[Take], parts: Sequence[str] = (), guess: objec
     return "\n".join(lines)
 
 
-def jukebox_film(model: Qwen3ForCausalLM, tokenizer: Tokenizer, prompt: str) -> list[Frame]:
+def jukebox_film(model: CausalLM, tokenizer: Tokenizer, prompt: str) -> list[Frame]:
     """The frames of the player: the package's parts, and each of them broken."""
     engine = OwnEngine(model, tokenizer)
     return jukebox_frames(prompt, engine.story(prompt), play(engine, prompt))

@@ -10,10 +10,10 @@ from tutorial_engine.engine.policies import StaticBatching
 from tutorial_engine.lab.beside_vllm import Beside, recorded_decisions
 from tutorial_engine.learn.own_scheduler import waiting_first
 from tutorial_engine.learn.own_server import VLLM_RUNS, OwnServer
-from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
+from tutorial_engine.model.decoder import CausalLM
 
 
-def others_beside_vllm(model: Qwen3ForCausalLM, tokenizer: Tokenizer, lesson: int) -> str:
+def others_beside_vllm(model: CausalLM, tokenizer: Tokenizer, lesson: int) -> str:
     """The runs of `OwnServer.beside_vllm` in notebook 03, 04 or 05, with two other answers each."""
     server = OwnServer(model, tokenizer, "rows" if lesson == 3 else "pages")
     runs, own = [recorded_decisions()[i] for i in VLLM_RUNS[server.memory]], server.parts.own

@@ -22,7 +22,7 @@ from tutorial_engine.model.attention import (
     naive_attention,
 )
 from tutorial_engine.model.batch import Batch
-from tutorial_engine.model.qwen3 import Qwen3DecoderLayer, Qwen3ForCausalLM
+from tutorial_engine.model.decoder import CausalLM, DecoderLayer
 from tutorial_engine.model.rope import apply_rope
 from tutorial_engine.sampling.sampler import top_p
 
@@ -48,7 +48,7 @@ class LayerWeights(NamedTuple):
     down: Tensor  # [hidden, I]
 
     @classmethod
-    def of(cls, layer: Qwen3DecoderLayer) -> "LayerWeights":
+    def of(cls, layer: DecoderLayer) -> "LayerWeights":
         """Those of a layer of the model; its joined matrices come apart again."""
         attn, mlp = layer.self_attn, layer.mlp
         sizes = (attn.q_size, attn.kv_size, attn.kv_size)
@@ -59,8 +59,8 @@ class LayerWeights(NamedTuple):
             q=q,
             k=k,
             v=v,
-            q_norm=attn.q_norm.weight,
-            k_norm=attn.k_norm.weight,
+            q_norm=cast("Tensor", attn.q_norm.weight),
+            k_norm=cast("Tensor", attn.k_norm.weight),
             o=attn.o_proj.weight,
             mlp_norm=layer.post_attention_layernorm.weight,
             gate=gate,
@@ -126,7 +126,7 @@ def _layer(
 
 
 def run_new(
-    model: Qwen3ForCausalLM, attention: AttentionBackend, token_ids: list[int], num_computed: int
+    model: CausalLM, attention: AttentionBackend, token_ids: list[int], num_computed: int
 ) -> Tensor:
     """Run the tokens that are not computed yet → logits [V] of the last one."""
     batch = Batch.from_sequences([token_ids[num_computed:]], [num_computed])
@@ -197,14 +197,14 @@ class OwnAttention:
         return torch.stack(heads, dim=1)  # [q, H, D]
 
 
-class OwnModel(Qwen3ForCausalLM):
+class OwnModel(CausalLM):
     """The model over the same weights, with the residual stream in sight and its steps as parts."""
 
-    def __init__(self, model: Qwen3ForCausalLM, parts: Parts) -> None:
+    def __init__(self, model: CausalLM, parts: Parts) -> None:
         super().__init__(model.config)
         self.model, self.lm_head, self.parts = model.model, model.lm_head, parts
         self.default_attention = OwnAttention(parts, NoCache())
-        layers = cast("list[Qwen3DecoderLayer]", list(model.model.layers))
+        layers = cast("list[DecoderLayer]", list(model.model.layers))
         self.layer_weights = [LayerWeights.of(layer) for layer in layers]
 
     def forward(self, batch: Batch, attention: AttentionBackend | None = None) -> Tensor:

@@ -30,7 +30,7 @@ from tutorial_engine.learn.parts import Parts, PartsHolder, Plugged
 from tutorial_engine.learn.verdict import Verdict, open_verdict
 from tutorial_engine.model.attention import NoCache
 from tutorial_engine.model.batch import Batch
-from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
+from tutorial_engine.model.decoder import CausalLM
 from tutorial_engine.sampling.params import SamplingParams
 from tutorial_engine.sampling.sampler import FILTERS, Sampler
 from tutorial_engine.sampling.stopping import Finish, StopChecker
@@ -96,7 +96,7 @@ class OwnEngine(PartsHolder):
     `run_new` decides what runs, over one of the two caches: the one that was handed in last.
     """
 
-    def __init__(self, model: Qwen3ForCausalLM, tokenizer: Tokenizer, cached: bool = False) -> None:
+    def __init__(self, model: CausalLM, tokenizer: Tokenizer, cached: bool = False) -> None:
         super().__init__({**PARTS, transplant.__name__: transplant})
         self.package, self.tokenizer, self.cached = model, tokenizer, cached
         self.model, self.cache_part = OwnModel(model, self.parts), "MyCache"
@@ -214,7 +214,7 @@ class OwnEngine(PartsHolder):
 
         return run
 
-    def moved_to(self, model: Qwen3ForCausalLM) -> "OwnEngine":
+    def moved_to(self, model: CausalLM) -> "OwnEngine":
         """The learner's parts over another model's weights; it must have the same vocabulary."""
         moved = OwnEngine(model, self.tokenizer, cached=True)
         moved.parts.own |= self.parts.own

@@ -50,7 +50,7 @@ from tutorial_engine.learn.own_scheduler import (
 from tutorial_engine.learn.parts import CannotBe, Parts, PartsHolder, Plugged, whole
 from tutorial_engine.learn.verdict import Verdict
 from tutorial_engine.model.attention import AttentionBackend
-from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
+from tutorial_engine.model.decoder import CausalLM
 from tutorial_engine.model.rope import RotaryEmbedding
 from tutorial_engine.sampling.params import SamplingParams
 from tutorial_engine.trace.events import Recorder, Trace
@@ -133,7 +133,7 @@ class OwnServer(PartsHolder):
 
     def __init__(
         self,
-        model: Qwen3ForCausalLM,
+        model: CausalLM,
         tokenizer: Tokenizer,
         memory: str = "rows",
         num_blocks: int | None = None,
@@ -272,7 +272,7 @@ class OwnServer(PartsHolder):
         longest = length_for(model.config, config.max_model_len)
         if self.memory == "cells":
             cells = num_cells or config.max_num_seqs * longest
-            rope = RotaryEmbedding(model.config.head_dim, model.config.rope_theta).to(model.device)
+            rope = RotaryEmbedding.of(model.config).to(model.device)
             return OwnCells(self.parts, KVStorage(spec, cells, model.device), rope, trace)
         blocks = num_blocks or config.max_num_seqs * -(-longest // block_size)
         return OwnPages(

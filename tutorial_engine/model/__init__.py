@@ -1,4 +1,4 @@
-"""Introduced in notebook 01. The model: from token ids to logits, as Qwen3 checkpoints have it.
+"""Introduced in notebook 01. The model of the Llama family: from token ids to logits.
 
 A batch of tokens laid end to end, rotary positions, layers, attention, the decoder, and the files
 that its weights are read from. It knows no cache, no request and no text beyond the tokenizer file:
@@ -15,23 +15,23 @@ from tutorial_engine.model.attention import (
 from tutorial_engine.model.batch import Batch
 from tutorial_engine.model.checkpoint import TINY, load_model, load_tokenizer
 from tutorial_engine.model.config import ModelConfig
+from tutorial_engine.model.decoder import CausalLM, DecoderLayer, SelfAttention
 from tutorial_engine.model.fast import use_fast_layers
 from tutorial_engine.model.layers import RMSNorm
-from tutorial_engine.model.qwen3 import Qwen3Attention, Qwen3DecoderLayer, Qwen3ForCausalLM
 from tutorial_engine.model.rope import RotaryEmbedding, apply_rope, inverse_frequencies
 
 __all__ = [
     "TINY",
     "Batch",
+    "CausalLM",
+    "DecoderLayer",
     "ModelConfig",
     "NaiveAttention",
     "NoCache",
-    "Qwen3Attention",
-    "Qwen3DecoderLayer",
-    "Qwen3ForCausalLM",
     "RMSNorm",
     "RotaryEmbedding",
     "SdpaAttention",
+    "SelfAttention",
     "apply_rope",
     "causal_mask",
     "inverse_frequencies",

@@ -17,13 +17,14 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from tutorial_engine.model.config import ModelConfig
+from tutorial_engine.model.decoder import CausalLM
 from tutorial_engine.model.fast import use_fast_layers
-from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 from tutorial_engine.model.tokenizer import end_ids, eos_token_id, read_tokenizer
 
 TINY = Path(__file__).parent.parent / "tiny" / "checkpoint"  # trained by us, ships with the package
 
 HUB_TIMEOUT = 10.0  # seconds for the hub to answer
+TEXTS = ("*.json", "*.jinja")  # files of kilobytes, which say what the weights are
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -53,8 +54,8 @@ def load_model(
     dtype: torch.dtype | str = torch.float32,
     fast: bool = True,
     config: ModelConfig | None = None,
-) -> Qwen3ForCausalLM:
-    """Load a dense Qwen3 checkpoint for inference.
+) -> CausalLM:
+    """Load a dense checkpoint of the Llama family for inference.
 
     Every name and shape is checked before a weight is read. dtype "auto" is the files' own. With
     fast=False all layers are those of `layers.py`; else those of `fast.py` take the place of some.
@@ -83,10 +84,10 @@ def load_model(
     return model
 
 
-def without_weights(config: ModelConfig) -> Qwen3ForCausalLM:
+def without_weights(config: ModelConfig) -> CausalLM:
     """A model with names and shapes on the meta device, and no memory: for weights to come."""
     with torch.device("meta"):
-        return Qwen3ForCausalLM(config)
+        return CausalLM(config)
 
 
 def split_merged(config: ModelConfig, name: str, weight: Tensor) -> dict[str, Tensor]:
@@ -103,9 +104,7 @@ def split_merged(config: ModelConfig, name: str, weight: Tensor) -> dict[str, Te
     return {name.replace(module, part): view for part, view in parts}
 
 
-def _model_for(
-    config: ModelConfig, stored: dict[str, StoredTensor], folder: Path
-) -> Qwen3ForCausalLM:
+def _model_for(config: ModelConfig, stored: dict[str, StoredTensor], folder: Path) -> CausalLM:
     """A model without weights that has a place for every stored tensor, or every misfit's name."""
     mismatch = f"the tensors in {str(folder)!r} do not fit its config.json"
     most = max((size for tensor in stored.values() for size in tensor.shape), default=0)
@@ -128,11 +127,12 @@ def _model_for(
         for name, parameter in model.named_parameters()
         for part, view in split_merged(config, name, parameter).items()
     }
-    tied_copy = {"lm_head.weight"} if config.tie_word_embeddings else set()
+    spare = {"lm_head.weight"} if config.tie_word_embeddings else set()
+    spare |= {name for name in stored if name.endswith(".rotary_emb.inv_freq")}  # Llama 2's
     both = sorted(expected.keys() & stored.keys())
     problems = {
         "missing": sorted(expected.keys() - stored.keys()),
-        "not known": sorted(stored.keys() - expected.keys() - tied_copy),
+        "not known": sorted(stored.keys() - expected.keys() - spare),
         "mis-shaped": [
             f"{name} is {stored[name].shape}, config.json asks for {expected[name]}"
             for name in both
@@ -155,7 +155,7 @@ def _model_for(
 
 
 def _read(
-    model: Qwen3ForCausalLM,
+    model: CausalLM,
     stored: dict[str, StoredTensor],
     device: torch.device,
     dtype: torch.dtype,
@@ -209,16 +209,17 @@ def load_tokenizer(path_or_id: str | Path = TINY) -> Tokenizer:
     It has the tokens that tokenizer_config.json adds to those of tokenizer.json. ValueError for a
     folder without one.
     """
-    return read_tokenizer(resolve_checkpoint(path_or_id))
+    return read_tokenizer(resolve_checkpoint(path_or_id, weights=False))
 
 
 # -- the files: where they are, what tensors they hold ---------------------------------------------
 
 
-def resolve_checkpoint(path_or_id: str | Path) -> Path:
+def resolve_checkpoint(path_or_id: str | Path, weights: bool = True) -> Path:
     """The folder of a checkpoint: a local one, or a hub id downloaded (or found in the hub cache).
 
-    ValueError, saying how to go on, when it is neither.
+    The small files come first, so that a model which cannot run is refused before its weights come;
+    without `weights` there is no more. ValueError, saying how to go on, when it is neither.
     """
     if not isinstance(path_or_id, str | os.PathLike):
         raise ValueError(f"a checkpoint is a folder or a hub id, got {path_or_id!r}")
@@ -232,35 +233,37 @@ def resolve_checkpoint(path_or_id: str | Path) -> Path:
         raise ValueError(
             f"no folder {name!r}, and hub ids look like owner/name, as in 'Qwen/Qwen3-0.6B'"
         )
-    return _from_hub(name)
+    return _from_hub(name, weights)
 
 
-def _from_hub(name: str) -> Path:
+def _from_hub(name: str, weights: bool) -> Path:
     """The folder of a hub id: downloaded, or as it is in the cache when the hub does not answer."""
     from huggingface_hub import HfApi, snapshot_download  # 0.3 s, and only hub ids need it
 
-    problem = None
+    problem: Exception | None = None
     try:
         # snapshot_download waits for ever for a hub that takes the call and does not answer
         HfApi().repo_info(name, timeout=HUB_TIMEOUT)
     except Exception as error:  # the hub client raises many kinds, all meaning "could not get it"
         problem = error
-    try:
-        return Path(
-            snapshot_download(
-                name,
-                allow_patterns=["*.json", "*.jinja", "*.safetensors"],
-                ignore_patterns=["*/*"],
-                local_files_only=problem is not None,
-            )
-        )
-    except Exception as error:
-        problem = problem or error
-        raise ValueError(
-            f"could not get {name!r} from the hub ({type(problem).__name__}: {problem}), and the "
-            "cache has it not. Offline? Use a local folder, or checkpoint.TINY, which ships with "
-            "the package"
-        ) from problem
+
+    def get(*patterns: str) -> Path:
+        options: Any = {"allow_patterns": [*patterns], "ignore_patterns": ["*/*"]}
+        try:
+            return Path(snapshot_download(name, local_files_only=problem is not None, **options))
+        except Exception as error:
+            why = problem or error
+            raise ValueError(
+                f"could not get {name!r} from the hub ({type(why).__name__}: {why}), and the cache "
+                "has it not. Offline? Use a local folder, or checkpoint.TINY, which ships with the "
+                "package"
+            ) from why
+
+    folder = get(*TEXTS)
+    if weights:
+        ModelConfig.from_pretrained(folder)
+        folder = get(*TEXTS, "*.safetensors")
+    return folder
 
 
 def stored_tensors(folder: Path) -> dict[str, StoredTensor]:

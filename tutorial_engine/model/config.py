@@ -1,13 +1,14 @@
 """The numbers of a config.json that fix every shape of the model.
 
-Knows the file format and what this engine supports; knows no tensor and no weight file.
+Dense models of the Llama family are one decoder: `FAMILY` says in what they differ. Knows the file
+format and what this engine supports; knows no tensor and no weight file.
 """
 
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tutorial_engine.checks import at_least_one
 
@@ -22,14 +23,47 @@ SIZES = (
     "max_position_embeddings",
 )
 LARGEST = 2**31 - 1  # of any size: beyond it no file could hold the weights
+MODELS = (
+    "Llama 2 and 3 (and TinyLlama, SmolLM2), Qwen2 and 2.5, Qwen3, and Mistral without a sliding "
+    "window, all dense"
+)
+
+
+class Kind(NamedTuple):
+    """In what a model_type differs from the others. None: its config.json says it."""
+
+    architecture: str
+    qk_norm: bool = False  # an RMSNorm on each head of q and k
+    qkv_bias: bool | None = None
+    o_bias: bool | None = None
+    head_dim: int | None = None  # where the file has none; None: hidden_size / heads
+    max_position_embeddings: int = 32768  # where the file has none
+
+
+FAMILY = {
+    "llama": Kind("LlamaForCausalLM", max_position_embeddings=2048),
+    "mistral": Kind("MistralForCausalLM", False, False, False, None, 131072),
+    "qwen2": Kind("Qwen2ForCausalLM", qkv_bias=True, o_bias=False),
+    "qwen3": Kind("Qwen3ForCausalLM", qk_norm=True, head_dim=128),
+}
+
+
+class RopeScaling(NamedTuple):
+    """The four numbers of Llama 3's RoPE (rope_type "llama3"): see `rope.scaled_frequencies`."""
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_max_position_embeddings: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """Sizes and constants of a dense Qwen3 model, under Hugging Face's names. Frozen.
+    """Sizes and constants of a dense model, under Hugging Face's names. Frozen.
 
-    `head_dim` stands on its own: it need not be hidden_size / num_attention_heads.
-    Raises ValueError, with the value, for a combination that no model can have.
+    `head_dim` stands on its own: it need not be hidden_size / num_attention_heads. What the last
+    four say is in `FAMILY`. Raises ValueError, with the value, for a combination that no model can
+    have.
     """
 
     vocab_size: int
@@ -43,8 +77,11 @@ class ModelConfig:
     rms_norm_eps: float = 1e-6
     rope_theta: float = 10000.0
     tie_word_embeddings: bool = False
-    attention_bias: bool = False
     eos_token_ids: tuple[int, ...] = ()
+    rope_scaling: RopeScaling | None = None
+    qk_norm: bool = True
+    qkv_bias: bool = False
+    o_bias: bool = False
 
     def __post_init__(self) -> None:
         for name in SIZES:
@@ -93,21 +130,33 @@ class ModelConfig:
 
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any]) -> "ModelConfig":
-        """The same from the parsed file. Absent optional keys take transformers' Qwen3 defaults."""
+        """The same from the parsed file. Absent optional keys take transformers' defaults."""
+        kind = _kind(raw)
         _refuse_unsupported(raw)
-        sizes: dict[str, Any] = {"head_dim": 128, "max_position_embeddings": 32768}
+        heads = raw.get("num_attention_heads")
+        sizes: dict[str, Any] = {"max_position_embeddings": kind.max_position_embeddings}
+        if "num_key_value_heads" in raw or raw["model_type"] == "llama":  # null: one per head
+            sizes["num_key_value_heads"] = heads
+        if kind.head_dim:
+            sizes["head_dim"] = kind.head_dim
+        elif isinstance(heads, int) and heads > 0 and isinstance(raw.get("hidden_size"), int):
+            sizes["head_dim"] = raw["hidden_size"] // heads
         sizes |= {name: raw[name] for name in SIZES if raw.get(name) is not None}
-        if "num_key_value_heads" in raw:  # null: one per head
-            sizes.setdefault("num_key_value_heads", raw.get("num_attention_heads"))
-        if missing := [name for name in SIZES if name not in sizes]:
-            raise ValueError(f"config.json has no {missing[0]!r}; every Qwen3 checkpoint states it")
+        if missing := [name for name in SIZES if sizes.get(name) is None]:
+            raise ValueError(
+                f"config.json has no {missing[0]!r}; every {raw['model_type']} checkpoint states it"
+            )
+        bias = _flag(raw, "attention_bias")
         return cls(
             **sizes,
             rms_norm_eps=raw.get("rms_norm_eps", 1e-6),
-            rope_theta=_rope_theta(raw),
+            rope_theta=_rope(raw).get("rope_theta", raw.get("rope_theta", 10000.0)),
+            rope_scaling=_rope_scaling(raw),
             tie_word_embeddings=_flag(raw, "tie_word_embeddings"),
-            attention_bias=_flag(raw, "attention_bias"),
             eos_token_ids=_eos_ids(raw),
+            qk_norm=kind.qk_norm,
+            qkv_bias=bias if kind.qkv_bias is None else kind.qkv_bias,
+            o_bias=bias if kind.o_bias is None else kind.o_bias,
         )
 
 
@@ -129,32 +178,47 @@ def _flag(raw: Mapping[str, Any], key: str) -> bool:
     return bool(value)
 
 
+def _kind(raw: Mapping[str, Any]) -> Kind:
+    """The row of FAMILY. ValueError, with the names of those that run, for any other model."""
+    model_type = raw.get("model_type")
+    kind = FAMILY.get(model_type) if isinstance(model_type, str) else None
+    wanted = [kind.architecture] if kind else None
+    architectures = raw.get("architectures") or wanted
+    if kind is None or architectures != wanted:
+        raise ValueError(
+            f"unsupported architecture: model_type {model_type!r}, architectures "
+            f"{architectures!r}. This engine runs {MODELS}: "
+            f"{', '.join(kind.architecture for kind in FAMILY.values())}"
+        )
+    return kind
+
+
 def _refuse_unsupported(raw: Mapping[str, Any]) -> None:
     """One clear error for each feature that would otherwise change the result without a word."""
-    kinds = raw.get("model_type"), raw.get("architectures") or ["Qwen3ForCausalLM"]
-    if kinds != ("qwen3", ["Qwen3ForCausalLM"]):
-        raise ValueError(
-            f"unsupported architecture: model_type {kinds[0]!r}, architectures {kinds[1]!r}; this "
-            "engine runs dense 'qwen3' checkpoints, ['Qwen3ForCausalLM']"
-        )
+    name = raw["model_type"]
     if raw.get("hidden_act", "silu") != "silu":
-        raise ValueError(f"unsupported hidden_act {raw['hidden_act']!r}; Qwen3 uses 'silu'")
+        raise ValueError(f"unsupported hidden_act {raw['hidden_act']!r}; {name} uses 'silu'")
     if raw.get("quantization_config"):
         raise ValueError(
             "quantised checkpoints are not supported (config.json has quantization_config); "
             "use the fp32 or bf16 checkpoint"
         )
+    if _flag(raw, "mlp_bias"):
+        raise ValueError(f"mlp_bias is not implemented: this engine runs {MODELS}, without it")
     layers = raw.get("layer_types") or []
     is_full = isinstance(layers, list) and all(kind == "full_attention" for kind in layers)
-    if _flag(raw, "use_sliding_window") or not is_full:
+    window = raw.get("sliding_window", 4096) if name == "mistral" else None
+    if _flag(raw, "use_sliding_window") or not is_full or window is not None:
+        said = {key: raw[key] for key in ("use_sliding_window", "layer_types") if key in raw}
+        said |= {"sliding_window": window} if window else {}
         raise ValueError(
-            "sliding-window layers are not supported (use_sliding_window="
-            f"{raw.get('use_sliding_window')!r}, layer_types {str(layers)[:80]})"
+            f"sliding-window layers are not supported ({str(said)[:120]}). This engine runs "
+            f"{MODELS}"
         )
 
 
-def _rope_theta(raw: Mapping[str, Any]) -> float:
-    """RoPE's base. transformers 5 nests it in rope_parameters; 4 has rope_theta + rope_scaling."""
+def _rope(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """What the file says of RoPE: transformers 5 writes rope_parameters, 4 rope_scaling."""
     tables = [raw.get(key) or {} for key in ("rope_scaling", "rope_parameters")]
     rope = {
         key: value for table in tables if isinstance(table, dict) for key, value in table.items()
@@ -164,16 +228,35 @@ def _rope_theta(raw: Mapping[str, Any]) -> float:
         raise ValueError(
             f"rope_scaling and rope_parameters must be one table for all layers, got {tables}"
         )
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    if kind != "default":
-        raise ValueError(
-            f"rope scaling {kind!r} is not implemented; only 'default' is. Remove the scaling from "
-            "config.json to use the model within its original context length"
-        )
+    return rope
+
+
+def _rope_scaling(raw: Mapping[str, Any]) -> RopeScaling | None:
+    """Llama 3's four numbers, or None. ValueError for another scaling, and for a part of RoPE."""
+    rope = _rope(raw)
     partial = rope.get("partial_rotary_factor", raw.get("partial_rotary_factor", 1.0))
     if partial != 1.0:
-        raise ValueError(f"partial_rotary_factor {partial!r} is not implemented; Qwen3 turns all")
-    return rope.get("rope_theta", raw.get("rope_theta", 10000.0))
+        raise ValueError(f"partial_rotary_factor {partial!r} is not implemented: all is turned")
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    if kind == "default":
+        return None
+    if kind != "llama3":
+        raise ValueError(
+            f"rope scaling {kind!r} is not implemented; 'default' and 'llama3' are. Remove the "
+            "scaling from config.json to use the model within its original context length"
+        )
+    numbers = [rope.get(name) for name in RopeScaling._fields]
+    for name, number in zip(RopeScaling._fields, numbers, strict=True):
+        is_number = isinstance(number, int | float) and not isinstance(number, bool)
+        if not is_number or not 0 < number < LARGEST:  # type: ignore[operator]
+            raise ValueError(f"{name} of rope scaling 'llama3' must be positive, got {number!r}")
+    scaling = RopeScaling(*numbers)  # type: ignore[arg-type]
+    if scaling.low_freq_factor >= scaling.high_freq_factor:
+        raise ValueError(
+            f"low_freq_factor {scaling.low_freq_factor} of rope scaling 'llama3' must be below "
+            f"high_freq_factor {scaling.high_freq_factor}"
+        )
+    return scaling
 
 
 def _eos_ids(raw: Mapping[str, Any]) -> tuple[int, ...]:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 class Linear(nn.Module):
     """y = x Wᵀ + b for x [T, in], W [out, in].
 
-    Fresh weights are whatever was in the memory: load them, or `Qwen3ForCausalLM.draw_weights`.
+    Fresh weights are whatever was in the memory: load them, or `CausalLM.draw_weights`.
     """
 
     def __init__(self, in_features: int, out_features: int, bias: bool = False) -> None:

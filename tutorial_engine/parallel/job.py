@@ -21,7 +21,7 @@ from tutorial_engine.engine.engine import EngineConfig, LLMEngine
 from tutorial_engine.engine.inputs import Prompt, list_of_prompts, token_ids_of
 from tutorial_engine.lab.ledger import ForcedSampler
 from tutorial_engine.model.checkpoint import TINY, load_model, load_tokenizer, resolve_checkpoint
-from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
+from tutorial_engine.model.decoder import CausalLM
 from tutorial_engine.parallel.report import ParallelReport
 from tutorial_engine.parallel.sent import Sent
 from tutorial_engine.parallel.tensor_parallel import (
@@ -123,7 +123,7 @@ def run_rank(job: Job, group: RankGroup) -> tuple[ParallelReport, list[Tensor]]:
 
 
 def serve(
-    model: Qwen3ForCausalLM,
+    model: CausalLM,
     prompts: Sequence[Sequence[int]],
     params: Sequence[SamplingParams],
     job: Job,
@@ -173,7 +173,7 @@ def shared_seeds(params: SamplingParams, count: int, group: RankGroup) -> list[S
     return [replace(params, seed=seed) for seed in drawn[0]]
 
 
-def _num_bytes(model: Qwen3ForCausalLM) -> int:
+def _num_bytes(model: CausalLM) -> int:
     return sum(weight.nbytes for weight in model.parameters())
 
 

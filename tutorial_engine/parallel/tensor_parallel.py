@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from tutorial_engine.checks import at_least_one
 from tutorial_engine.model.checkpoint import without_weights
 from tutorial_engine.model.config import ModelConfig
-from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
+from tutorial_engine.model.decoder import CausalLM
 
 AllReduce = Callable[[Tensor], Tensor]  # a rank's part [T, hidden] → the sum over all ranks
 
@@ -60,9 +60,7 @@ class RowParallelLinear(nn.Module):
         return total if self.bias is None else total + self.bias
 
 
-def shard(
-    model: Qwen3ForCausalLM, rank: int, tp_size: int, all_reduce: AllReduce
-) -> Qwen3ForCausalLM:
+def shard(model: CausalLM, rank: int, tp_size: int, all_reduce: AllReduce) -> CausalLM:
     """One rank's model: the same class with fewer heads and inner features, and two sums a layer.
 
     `model` has plain weights (loaded with fast=False) and stays as it is; embedding and norms
@@ -103,8 +101,8 @@ class RankMLP(nn.Module):
 
 
 def with_mlp(
-    model: Qwen3ForCausalLM,
-    whole: Qwen3ForCausalLM,
+    model: CausalLM,
+    whole: CausalLM,
     function: Callable[..., Tensor],
     group: "RankGroup",
 ) -> list[RankMLP]:
@@ -129,7 +127,7 @@ def _part_of(name: str, whole: Tensor, config: ModelConfig, rank: int, tp_size: 
     return whole
 
 
-def replicated_parameters(model: Qwen3ForCausalLM) -> int:
+def replicated_parameters(model: CausalLM) -> int:
     """Weights that every rank has whole: embedding, an untied head, norms, o_proj's bias."""
     cut = ("qkv_proj", "gate_up_proj", "o_proj.weight", "down_proj.weight")
     named = model.named_parameters()

@@ -32,14 +32,19 @@ class Detokenizer:
     A character may be spread over several tokens, and the text of a token may depend on the one
     before it: so a few last tokens are decoded together. While their text ends within a character,
     nothing of it is handed out, as in vLLM (tokenizers' DecodeStream). What it says adds up to
-    tokenizer.decode(all ids) for byte-level tokenizers (GPT-2's, Qwen's, Llama 3's).
+    tokenizer.decode(all ids) for byte-level tokenizers (GPT-2's, Qwen's, Llama 3's). `before`: the
+    prompt's ids, after which Llama 2's tokenizer keeps the first space.
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, before: Sequence[int] = ()) -> None:
         self._tokenizer = tokenizer
-        self._window: list[int] = []  # the ids decoded together: known ones, then new ones
-        self._known = 0  # how many ids of the window have been handed out
-        self._told = 0  # how many characters of the window's text they are
+        window = list(before[-2 * MOST_BYTES :])
+        text = tokenizer.decode(window)
+        if text.endswith(REPLACEMENT):  # it ends within a character, of which nothing was said
+            window, text = [], ""
+        self._window = window  # the ids decoded together: known ones, then new ones
+        self._known = len(window)  # how many ids of the window have been handed out
+        self._told = len(text)  # how many characters of the window's text they are
         self._held = ""  # U+FFFD of ids before the window, to be handed out with what follows
 
     def push(self, token_id: int) -> str:
@@ -110,6 +115,7 @@ class StopChecker:
         eos_token_ids: Sequence[int] = (),
         tokenizer: Tokenizer | None = None,
         max_new_tokens: int | None = None,
+        prompt_token_ids: Sequence[int] = (),
     ) -> None:
         check_params(params)
         if params.stop and tokenizer is None:
@@ -122,7 +128,8 @@ class StopChecker:
         ends = () if params.ignore_eos else tuple(eos_token_ids)
         self._eos, self._stop_ids = ends[:1], {*ends[1:], *params.stop_token_ids}
         self._limit = min(params.max_tokens, max_new_tokens or params.max_tokens)
-        self._tokenizer, self._detokenizer = tokenizer, tokenizer and Detokenizer(tokenizer)
+        self._tokenizer = tokenizer
+        self._detokenizer = tokenizer and Detokenizer(tokenizer, prompt_token_ids)
         self._text = ""
         self._hold = 0  # characters at the end that may be the start of a stop string
         if params.stop and not params.include_stop_str_in_output:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tutorial_engine.model.attention import NaiveAttention
 from tutorial_engine.model.batch import Batch
-from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
+from tutorial_engine.model.decoder import CausalLM
 
 
 def repeated_random_ids(rng: random.Random, vocab_size: int, period: int, length: int) -> list[int]:
@@ -31,7 +31,7 @@ def score_of_heads(weights: Tensor, period: int) -> Tensor:
 
 @torch.inference_mode()
 def induction_scores(
-    model: Qwen3ForCausalLM, seed: int = 0, period: int = 32, sequences: int = 4
+    model: CausalLM, seed: int = 0, period: int = 32, sequences: int = 4
 ) -> Tensor:
     """Score of every head, [layers, heads] in 0..1: the mean over some random texts said twice."""
     rng = random.Random(seed)

@@ -24,7 +24,7 @@ from tqdm import tqdm
 from tutorial_engine.model.batch import Batch
 from tutorial_engine.model.checkpoint import TINY, split_merged
 from tutorial_engine.model.config import ModelConfig
-from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
+from tutorial_engine.model.decoder import CausalLM
 from tutorial_engine.tiny.corpus import stories
 from tutorial_engine.tiny.induction import induction_scores, repeated_random_ids
 
@@ -135,7 +135,7 @@ def learning_rate(step: int, steps: int, peak: float, warmup: int, decay: int) -
     return peak
 
 
-def make_optimizer(model: Qwen3ForCausalLM) -> torch.optim.AdamW:
+def make_optimizer(model: CausalLM) -> torch.optim.AdamW:
     """AdamW that decays matrices only, not norms."""
     matrices = [p for p in model.parameters() if p.ndim == 2]
     others = [p for p in model.parameters() if p.ndim != 2]
@@ -146,7 +146,7 @@ def make_optimizer(model: Qwen3ForCausalLM) -> torch.optim.AdamW:
     return torch.optim.AdamW(groups, betas=(0.9, 0.98), fused=True)
 
 
-def token_losses(model: Qwen3ForCausalLM, rows: Rows, bf16: bool) -> Tensor:
+def token_losses(model: CausalLM, rows: Rows, bf16: bool) -> Tensor:
     """Cross-entropy of every target, [rows, SEQ_LEN]; 0 where a target costs nothing."""
     with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
         logits = model.compute_logits(model(as_batch(rows.ids)))
@@ -155,7 +155,7 @@ def token_losses(model: Qwen3ForCausalLM, rows: Rows, bf16: bool) -> Tensor:
 
 
 def curve_point(
-    model: Qwen3ForCausalLM, step: int, losses: Tensor, rows: Rows, seed: int
+    model: CausalLM, step: int, losses: Tensor, rows: Rows, seed: int
 ) -> dict[str, float]:
     """Where the training stands: both losses of this step, and the best induction score."""
     repeats = losses[rows.num_text :].sum() / (rows.targets[rows.num_text :] != IGNORE).sum()
@@ -171,7 +171,7 @@ def train(args: argparse.Namespace) -> None:
     """Train, watch the loss and the induction score, and write the checkpoint and the curve."""
     torch.manual_seed(args.seed)
     tokenizer = train_tokenizer(args.seed)
-    model = Qwen3ForCausalLM(tiny_config()).draw_weights()
+    model = CausalLM(tiny_config()).draw_weights()
     optimizer = make_optimizer(model)
     data = batches(tokenizer, args.seed + 1, args.rows, args.random_share)
     curve = []
@@ -198,9 +198,7 @@ def train(args: argparse.Namespace) -> None:
     print(f"{args.steps} steps in {minutes:.1f} min, written to {args.out}")
 
 
-def hugging_face_tensors(
-    model: Qwen3ForCausalLM, dtype: torch.dtype = torch.bfloat16
-) -> dict[str, Tensor]:
+def hugging_face_tensors(model: CausalLM, dtype: torch.dtype = torch.bfloat16) -> dict[str, Tensor]:
     """The weights in this dtype under transformers' names: what we merged is apart again."""
     return {
         part: rows.detach().to(dtype).contiguous()
@@ -225,7 +223,7 @@ def hugging_face_config(config: ModelConfig) -> dict[str, object]:
     }
 
 
-def write_checkpoint(model: Qwen3ForCausalLM, tokenizer: Tokenizer, folder: Path) -> None:
+def write_checkpoint(model: CausalLM, tokenizer: Tokenizer, folder: Path) -> None:
     """Save in Hugging Face format, readable by us and by transformers."""
     folder.mkdir(parents=True, exist_ok=True)
     weights = folder / "model.safetensors"

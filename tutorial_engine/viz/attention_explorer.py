@@ -15,7 +15,7 @@ from torch import Tensor
 
 from tutorial_engine.model.attention import AttentionBackend, NaiveAttention
 from tutorial_engine.model.batch import Batch
-from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
+from tutorial_engine.model.decoder import CausalLM
 from tutorial_engine.viz.explorer import Explorer, button, number, text
 from tutorial_engine.viz.flow import (
     Piece,
@@ -66,7 +66,7 @@ class Look(NamedTuple):
 
 @torch.inference_mode()
 def look_inside(
-    model: Qwen3ForCausalLM,
+    model: CausalLM,
     ids: Sequence[int],
     backend: Callable[..., AttentionBackend] = NaiveAttention,
     positions: Sequence[int] | None = None,
@@ -90,7 +90,7 @@ def look_inside(
 
 
 def attention_weights(
-    model: Qwen3ForCausalLM, ids: Sequence[int], positions: Sequence[int] | None = None
+    model: CausalLM, ids: Sequence[int], positions: Sequence[int] | None = None
 ) -> Tensor:
     """Attention of every layer and head over one sequence of n ids, [layers, heads, n, n]."""
     return look_inside(model, ids, positions=positions).weights
@@ -105,7 +105,7 @@ class AttentionExplorer(Explorer):
 
     def __init__(
         self,
-        model: Qwen3ForCausalLM,
+        model: CausalLM,
         tokenizer: Tokenizer,
         prompt: str,
         layer: int = 0,

@@ -13,7 +13,7 @@ from tutorial_engine.cache.paged import PagedKVCache
 from tutorial_engine.checks import at_least_one
 from tutorial_engine.engine.clock import VirtualClock
 from tutorial_engine.engine.engine import EngineConfig, LLMEngine
-from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
+from tutorial_engine.model.decoder import CausalLM
 from tutorial_engine.sampling.params import SamplingParams
 from tutorial_engine.trace.events import Recorder
 from tutorial_engine.viz.block_facts import BlockRun
@@ -41,7 +41,7 @@ class BlockExplorer(Explorer):
 
     def __init__(
         self,
-        model: Qwen3ForCausalLM,
+        model: CausalLM,
         tokenizer: Tokenizer,
         prompts: Sequence[str],
         new_tokens: int = 6,

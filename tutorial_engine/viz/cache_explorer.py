@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from tokenizers import Tokenizer
 
 from tutorial_engine.checks import at_least_one
-from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
+from tutorial_engine.model.decoder import CausalLM
 from tutorial_engine.viz.cache_steps import NAMES, CacheRun, record_run
 from tutorial_engine.viz.explorer import Explorer, number, text
 from tutorial_engine.viz.flow import Piece, bar, cell, column, panel, row, show, table, who, words
@@ -31,7 +31,7 @@ class CacheExplorer(Explorer):
 
     def __init__(
         self,
-        model: Qwen3ForCausalLM,
+        model: CausalLM,
         tokenizer: Tokenizer,
         prompts: Sequence[str],
         new_tokens: int = 8,

@@ -16,7 +16,7 @@ from tutorial_engine.cache.rows import StaticKVCache
 from tutorial_engine.engine.request import Request
 from tutorial_engine.engine.runner import decode, prefill
 from tutorial_engine.model.batch import Batch
-from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
+from tutorial_engine.model.decoder import CausalLM
 from tutorial_engine.viz.tokens import token_names
 from tutorial_engine.viz.words import counted, listed, say, tokens
 
@@ -73,7 +73,7 @@ def _best(logits: Tensor) -> list[Best]:
 
 @torch.inference_mode()
 def record_steps(
-    model: Qwen3ForCausalLM,
+    model: CausalLM,
     prompts: Sequence[list[int]],
     new_tokens: int,
     chunk: int,
@@ -227,7 +227,7 @@ class CacheRun:
 
 
 def record_run(
-    model: Qwen3ForCausalLM,
+    model: CausalLM,
     tokenizer: Tokenizer,
     prompts: Sequence[str],
     new_tokens: int,

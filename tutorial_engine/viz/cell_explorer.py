@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 from tutorial_engine.cache.cells import CellKVCache
 from tutorial_engine.engine.request import Request
 from tutorial_engine.engine.runner import prefill
-from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
+from tutorial_engine.model.decoder import CausalLM
 from tutorial_engine.viz.cell_steps import (
     CellsSnapshot,
     Changes,
@@ -88,7 +88,7 @@ def story(text: str, num_tokens: int) -> list[Operation]:
 
 
 def append_tokens(
-    model: Qwen3ForCausalLM, cells: CellKVCache, seq_id: int, token_ids: Sequence[int]
+    model: CausalLM, cells: CellKVCache, seq_id: int, token_ids: Sequence[int]
 ) -> None:
     """Run tokens at the end of a sequence that was made by hand: its cells say where it ends.
 
@@ -113,7 +113,7 @@ class CellExplorer(Explorer):
 
     def __init__(
         self,
-        model: Qwen3ForCausalLM,
+        model: CausalLM,
         tokenizer: Tokenizer,
         text: str = "How are you",
         num_cells: int = 8,

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 
 from tutorial_engine.lab.dial import Dial, DialPoint, Position
 from tutorial_engine.lab.workload import Arrival
-from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
+from tutorial_engine.model.decoder import CausalLM
 from tutorial_engine.sampling.params import SamplingParams
 from tutorial_engine.trace.pool import CELLS, ROWS
 from tutorial_engine.viz.explorer import Explorer
@@ -60,7 +60,7 @@ class DialExplorer(Explorer):
 
     def __init__(
         self,
-        model: Qwen3ForCausalLM,
+        model: CausalLM,
         tokenizer: Tokenizer,
         prompts: Sequence[str],
         new_tokens: int = 12,

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tutorial_engine.model.attention import NaiveAttention
 from tutorial_engine.model.batch import Batch
-from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
+from tutorial_engine.model.decoder import CausalLM
 from tutorial_engine.viz.attention_explorer import look_inside
 from tutorial_engine.viz.parts import BOLD, RIGHT, Sheet, Style
 from tutorial_engine.viz.picture import Picture
@@ -58,7 +58,7 @@ class _SilencedAt(NaiveAttention):
 
 
 def recorded_two_steps(
-    model: Qwen3ForCausalLM,
+    model: CausalLM,
     ids: Sequence[int],
     first: tuple[int, Sequence[int]],
     second: tuple[int, int],
@@ -86,7 +86,7 @@ def recorded_two_steps(
 
 
 def two_steps_picture(
-    model: Qwen3ForCausalLM,
+    model: CausalLM,
     tokenizer: Tokenizer,
     ids: Sequence[int],
     first: tuple[int, Sequence[int]],

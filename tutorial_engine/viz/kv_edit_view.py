@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from tutorial_engine.lab.kv_edit import Exchange, continued, memory_of
-from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
+from tutorial_engine.model.decoder import CausalLM
 from tutorial_engine.viz.flow import Piece, words
 from tutorial_engine.viz.parts import BOLD, CENTRE, FAINT, MARGIN, Sheet, part_of, shade
 from tutorial_engine.viz.picture import Picture
@@ -51,7 +51,7 @@ class Transplant(NamedTuple):
 
 
 def transplant(
-    model: Qwen3ForCausalLM,
+    model: CausalLM,
     tokenizer: Tokenizer,
     texts: tuple[str, str] = TEXTS,
     layers: Sequence[int] = (3,),
@@ -146,7 +146,7 @@ def transplant_caption(edit: Transplant) -> str:
     return f"Copied: {edit.parts}, from the memory of “{edit.texts[1].rstrip('.')}”. {told}"
 
 
-def transplant_picture(model: Qwen3ForCausalLM, tokenizer: Tokenizer) -> Picture:
+def transplant_picture(model: CausalLM, tokenizer: Tokenizer) -> Picture:
     """K and V of the one slot that differs, in the last layer."""
     edit = transplant(model, tokenizer, layers=(model.config.num_hidden_layers - 1,))
     return transplant_scene(edit).picture(transplant_caption(edit))
@@ -159,7 +159,7 @@ def transplant_choices() -> dict[str, list[str]]:
     return {"memory": texts, "copy": [*PARTS]}
 
 
-def transplant_runs(model: Qwen3ForCausalLM, tokenizer: Tokenizer) -> list[list[Frame]]:
+def transplant_runs(model: CausalLM, tokenizer: Tokenizer) -> list[list[Frame]]:
     """A run for each way to choose, the last control turning fastest: layer by layer, then all."""
     layers = range(model.config.num_hidden_layers)
 

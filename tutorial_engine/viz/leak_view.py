@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 from tutorial_engine.cache.paged import PagedKVCache
 from tutorial_engine.engine.clock import VirtualClock
 from tutorial_engine.engine.engine import EngineConfig, LLMEngine
-from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
+from tutorial_engine.model.decoder import CausalLM
 from tutorial_engine.sampling.params import SamplingParams
 from tutorial_engine.trace.events import Admitted, Scheduled
 from tutorial_engine.viz.flow import words
@@ -66,7 +66,7 @@ class Leak(NamedTuple):
 
 
 def record_leak(
-    model: Qwen3ForCausalLM,
+    model: CausalLM,
     tokenizer: Tokenizer,
     memory: PagedKVCache,
     asked: Mapping[str, str],

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tutorial_engine.model.batch import Batch
 from tutorial_engine.model.config import ModelConfig
-from tutorial_engine.model.qwen3 import Qwen3DecoderLayer, Qwen3ForCausalLM
+from tutorial_engine.model.decoder import CausalLM, DecoderLayer
 from tutorial_engine.viz.charts import label_bars, panels, rows_of_bars
 from tutorial_engine.viz.layer_plot import LayerSheet
 from tutorial_engine.viz.parts import BOLD, CENTRE, FAINT, RIGHT, Grid, Sheet, Style, part_of, shade
@@ -30,7 +30,7 @@ Ablation = tuple[str, float]  # name, and the probability that is left
 # -- one layer ------------------------------------------------------------------------------------
 
 
-def block_picture(model: Qwen3ForCausalLM) -> Picture:
+def block_picture(model: CausalLM) -> Picture:
     """One decoder layer as a dataflow; every arrow has the shape that a run of the model had.
 
     The model may be on the meta device: only shapes are read.
@@ -46,7 +46,7 @@ def block_picture(model: Qwen3ForCausalLM) -> Picture:
     )
 
 
-def recorded_shapes(model: Qwen3ForCausalLM) -> dict[str, str]:
+def recorded_shapes(model: CausalLM) -> dict[str, str]:
     """The shape of each tensor of the dataflow, recorded in one run; T is the number of tokens."""
     run = shape_walk(model, Batch.from_sequences([[0] * 3], device=model.device))
     steps = {step.name.strip().split(",")[0]: step for step in run}
@@ -90,9 +90,7 @@ class Projection(NamedTuple):
 
 
 @torch.inference_mode()
-def recorded_projection(
-    model: Qwen3ForCausalLM, ids: Sequence[int], token: int, layer: int
-) -> Projection:
+def recorded_projection(model: CausalLM, ids: Sequence[int], token: int, layer: int) -> Projection:
     """Run the ids and keep what went into the layer's projection, and what came out, at one token.
 
     The results are before their norms and RoPE. ValueError for a token or layer out of range.
@@ -107,7 +105,7 @@ def recorded_projection(
     def keep(_module: object, inputs: tuple[Tensor], output: Tensor) -> None:
         kept.extend((inputs[0][token].float().cpu(), output[token].float().cpu()))
 
-    block = cast(Qwen3DecoderLayer, model.model.layers[layer]).self_attn
+    block = cast(DecoderLayer, model.model.layers[layer]).self_attn
     handle = block.qkv_proj.register_forward_hook(keep)
     try:
         model(Batch.from_sequences([list(ids)], device=model.device))
@@ -119,7 +117,7 @@ def recorded_projection(
 
 
 def qkv_picture(
-    model: Qwen3ForCausalLM, tokenizer: Tokenizer, ids: Sequence[int], token: int, layer: int = 0
+    model: CausalLM, tokenizer: Tokenizer, ids: Sequence[int], token: int, layer: int = 0
 ) -> Picture:
     """How one number of q comes about: x times a row of W_q; below all of q, k and v, by heads.
 

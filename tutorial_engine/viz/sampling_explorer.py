@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from tutorial_engine.model.batch import Batch
-from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
+from tutorial_engine.model.decoder import CausalLM
 from tutorial_engine.sampling.params import SamplingParams
 from tutorial_engine.sampling.sampler import (
     FILTERS,
@@ -71,7 +71,7 @@ class SamplingExplorer(Explorer):
     zoom = 1.3
     stands = "last"
 
-    def __init__(self, model: Qwen3ForCausalLM, tokenizer: Tokenizer, prompt: str) -> None:
+    def __init__(self, model: CausalLM, tokenizer: Tokenizer, prompt: str) -> None:
         self.model, self.tokenizer = model, tokenizer
         self.ran_prompt: str | None = None
         self.num_draws = DRAWS

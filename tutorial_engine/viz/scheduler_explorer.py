@@ -12,7 +12,7 @@ from tutorial_engine.engine.clock import VirtualClock
 from tutorial_engine.engine.engine import EngineConfig, LLMEngine
 from tutorial_engine.engine.policies import OneByOne, PrefillFirst, StaticBatching
 from tutorial_engine.engine.scheduler import Scheduler
-from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
+from tutorial_engine.model.decoder import CausalLM
 from tutorial_engine.sampling.params import SamplingParams
 from tutorial_engine.trace.events import Recorder, Trace
 from tutorial_engine.viz.explorer import Explorer, choice, number
@@ -52,7 +52,7 @@ class SchedulerExplorer(Explorer):
 
     def __init__(
         self,
-        model: Qwen3ForCausalLM,
+        model: CausalLM,
         tokenizer: Tokenizer,
         prompts: Sequence[str],
         new_tokens: int | Sequence[int] = 6,

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from tutorial_engine.model.attention import AttentionBackend
 from tutorial_engine.model.batch import Batch
 from tutorial_engine.model.config import ModelConfig
-from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
+from tutorial_engine.model.decoder import CausalLM
 
 
 class ShapeStep(NamedTuple):
@@ -39,7 +39,7 @@ class _WatchedAttention:
 
 
 @torch.inference_mode()
-def shape_walk(model: Qwen3ForCausalLM, batch: Batch) -> list[ShapeStep]:
+def shape_walk(model: CausalLM, batch: Batch) -> list[ShapeStep]:
     """Run the batch and return the stops from ids to logits.
 
     The stops of the first layer are indented and stand for all layers.
@@ -78,7 +78,7 @@ def shape_walk(model: Qwen3ForCausalLM, batch: Batch) -> list[ShapeStep]:
 def meta_shape_walk(config: ModelConfig, num_tokens: int) -> list[ShapeStep]:
     """The same walk for a model that is not here, computed from its config alone."""
     with torch.device("meta"):
-        model = Qwen3ForCausalLM(config).to("meta")
+        model = CausalLM(config).to("meta")
         batch = Batch(
             torch.zeros(num_tokens, dtype=torch.int64),
             torch.arange(num_tokens),

@@ -18,7 +18,7 @@ from tutorial_engine.engine.clock import VirtualClock
 from tutorial_engine.engine.engine import EngineConfig, LLMEngine
 from tutorial_engine.engine.runner import ModelRunner
 from tutorial_engine.model.batch import Batch
-from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
+from tutorial_engine.model.decoder import CausalLM
 from tutorial_engine.sampling.params import SamplingParams
 from tutorial_engine.viz.flow import Piece, column, panel, row, show, table, words
 from tutorial_engine.viz.parts import BOLD, FAINT, MARGIN, SHADE, WIDTH, Sheet, part_of, shade
@@ -121,7 +121,7 @@ def _steps(
 
 
 def record_softmax(
-    model: Qwen3ForCausalLM,
+    model: CausalLM,
     tokenizer: Tokenizer,
     prompts: Sequence[str],
     *,

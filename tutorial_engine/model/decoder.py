@@ -1,9 +1,11 @@
-"""The Qwen3 decoder on flat tokens, with merged projections.
+"""The decoder of the Llama family on flat tokens, with merged projections.
 
+Llama, Qwen2, Qwen3 and Mistral differ in three lines of `SelfAttention`, and in the angles:
+`config.FAMILY` is the table of it.
 Knows the layers and their order; knows no file, no cache and no sampling. Attention is handed in.
 Shapes: T tokens, H query heads, H_kv key/value heads, D head_dim, I MLP size, V vocabulary.
-Source: Qwen3 technical report (2025). Parameter names are those of transformers, but for q/k/v and
-gate/up, which are joined.
+Sources: Llama (Touvron et al. 2023), Qwen3 technical report (2025). Parameter names are those of
+transformers, but for q/k/v and gate/up, which are joined.
 """
 
 import torch
@@ -16,20 +18,24 @@ from tutorial_engine.model.layers import Linear, RMSNorm, SiluAndMul
 from tutorial_engine.model.rope import RopeAngles, RotaryEmbedding, apply_rope
 
 
-class Qwen3Attention(nn.Module):
-    """Project to heads, normalise q and k per head, turn them by position, attend, project back."""
+class SelfAttention(nn.Module):
+    """Project to heads, turn q and k by position, attend, project back.
+
+    Qwen3 normalises q and k per head first; in others the norms are nn.Identity.
+    """
 
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()
         self.layer, self.head_dim = layer, config.head_dim
         self.num_heads, self.num_kv_heads = config.num_attention_heads, config.num_key_value_heads
         self.q_size, self.kv_size = (n * self.head_dim for n in (self.num_heads, self.num_kv_heads))
-        self.qkv_proj = Linear(
-            config.hidden_size, self.q_size + 2 * self.kv_size, config.attention_bias
-        )
-        self.o_proj = Linear(self.q_size, config.hidden_size, config.attention_bias)
-        self.q_norm = RMSNorm(self.head_dim, config.rms_norm_eps)
-        self.k_norm = RMSNorm(self.head_dim, config.rms_norm_eps)
+        self.qkv_proj = Linear(config.hidden_size, self.q_size + 2 * self.kv_size, config.qkv_bias)
+        self.o_proj = Linear(self.q_size, config.hidden_size, config.o_bias)
+        self.q_norm: nn.Module = nn.Identity()
+        self.k_norm: nn.Module = nn.Identity()
+        if config.qk_norm:
+            self.q_norm = RMSNorm(self.head_dim, config.rms_norm_eps)
+            self.k_norm = RMSNorm(self.head_dim, config.rms_norm_eps)
 
     def forward(
         self, hidden: Tensor, angles: RopeAngles, batch: Batch, attention: AttentionBackend
@@ -48,7 +54,7 @@ class Qwen3Attention(nn.Module):
         return self.o_proj(out.flatten(1))
 
 
-class Qwen3MLP(nn.Module):
+class MLP(nn.Module):
     """SwiGLU: widen twice (gate and up, one matmul), gate, narrow."""
 
     def __init__(self, config: ModelConfig) -> None:
@@ -62,15 +68,15 @@ class Qwen3MLP(nn.Module):
         return self.down_proj(self.act_fn(self.gate_up_proj(hidden)))
 
 
-class Qwen3DecoderLayer(nn.Module):
+class DecoderLayer(nn.Module):
     """Attention and MLP, each behind a norm, each added to the running sum (the residual)."""
 
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.self_attn = Qwen3Attention(config, layer)
+        self.self_attn = SelfAttention(config, layer)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.mlp = Qwen3MLP(config)
+        self.mlp = MLP(config)
 
     def forward(
         self,
@@ -90,7 +96,7 @@ class Qwen3DecoderLayer(nn.Module):
         return self.mlp(hidden), residual
 
 
-class Qwen3Model(nn.Module):
+class Decoder(nn.Module):
     """Embedding, decoder layers, final norm: token ids in, hidden states out."""
 
     def __init__(self, config: ModelConfig) -> None:
@@ -98,10 +104,10 @@ class Qwen3Model(nn.Module):
         size = (config.vocab_size, config.hidden_size)
         self.embed_tokens = nn.Embedding(*size, _weight=torch.empty(size))  # nothing is drawn
         self.layers = nn.ModuleList(
-            Qwen3DecoderLayer(config, layer) for layer in range(config.num_hidden_layers)
+            DecoderLayer(config, layer) for layer in range(config.num_hidden_layers)
         )
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.rotary_emb = RotaryEmbedding(config.head_dim, config.rope_theta)
+        self.rotary_emb = RotaryEmbedding.of(config)
 
     def forward(self, batch: Batch, attention: AttentionBackend) -> Tensor:
         """Hidden state of every token, [T, hidden]. ValueError for an id that is no row of it."""
@@ -122,7 +128,7 @@ class Qwen3Model(nn.Module):
         return hidden
 
 
-class Qwen3ForCausalLM(nn.Module):
+class CausalLM(nn.Module):
     """The decoder and the head that turns hidden states into logits over the vocabulary.
 
     Fresh, it has no weights: `checkpoint.load_model` reads them, `draw_weights` makes random ones.
@@ -131,13 +137,13 @@ class Qwen3ForCausalLM(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config
-        self.model = Qwen3Model(config)
+        self.model = Decoder(config)
         self.lm_head = Linear(config.hidden_size, config.vocab_size)
         self.default_attention: AttentionBackend = SdpaAttention()
         self.tie_weights()
 
     @torch.no_grad()
-    def draw_weights(self, std: float = 0.02) -> "Qwen3ForCausalLM":
+    def draw_weights(self, std: float = 0.02) -> "CausalLM":
         """Random weights for training and tests (transformers' initializer_range) → itself."""
         for parameter in self.parameters():
             if parameter.ndim == 2:
@@ -171,4 +177,4 @@ class Qwen3ForCausalLM(nn.Module):
     def num_parameters(self) -> int:
         """Weights of the architecture, a tied head counted once."""
         with torch.device("meta"):  # a model without memory: fast layers hide some of their weights
-            return sum(p.numel() for p in Qwen3ForCausalLM(self.config).parameters())
+            return sum(p.numel() for p in CausalLM(self.config).parameters())
