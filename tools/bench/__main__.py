@@ -20,7 +20,7 @@ from tools.bench.report import LLAMA, OURS
 from tutorial_engine.lab.roofline import roofline_probe
 from tutorial_engine.model.checkpoint import load_model
 from tutorial_engine.model.config import ModelConfig
-from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
+from tutorial_engine.model.decoder import CausalLM
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 EAGER, STATIC, CONTINUOUS = f"{PEER} eager", f"{PEER} static", f"{PEER} continuous"
@@ -33,7 +33,7 @@ class Session(NamedTuple):
     args: argparse.Namespace
     folders: contenders.Folders
     theirs: Any
-    ours: Qwen3ForCausalLM
+    ours: CausalLM
     stack: ExitStack
 
 
@@ -205,7 +205,9 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m tools.bench", description="our speed beside others', in one run"
     )
-    parser.add_argument("--shape", choices=["tiny", *contenders.SHAPES], default="tiny")
+    parser.add_argument(
+        "--shape", choices=[*contenders.TRAINED, *contenders.SHAPES], default="tiny"
+    )
     parser.add_argument("--dtype", choices=DTYPES, default="float32")
     parser.add_argument("--device", default="cpu", help="cpu, or cuda: then the GPU's contenders")
     parser.add_argument("--lengths", type=int, nargs="+", default=[128, 512], metavar="N")

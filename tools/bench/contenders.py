@@ -20,12 +20,14 @@ from tutorial_engine.cache.memory import KVMemory
 from tutorial_engine.engine.engine import EngineConfig, LLMEngine
 from tutorial_engine.engine.generate import stream
 from tutorial_engine.engine.request import RequestOutput
+from tutorial_engine.lab.real import real_model
 from tutorial_engine.lab.sizing import QWEN3_06B
 from tutorial_engine.model.checkpoint import TINY
-from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
+from tutorial_engine.model.decoder import CausalLM
 from tutorial_engine.sampling.params import SamplingParams
 
 SHAPES = {"qwen3-0.6b": QWEN3_06B}  # random weights in the shape of a released model
+TRAINED = {"tiny": lambda: TINY, "smollm2": real_model}
 STEP_TOKENS = 512  # tokens per forward: ours and that of transformers' scheduler
 PATIENCE = 1.0  # seconds between two looks at whether another engine's thread still lives
 
@@ -44,7 +46,7 @@ def stamped(stream: Callable[..., Iterator[RequestOutput]], request: Asked) -> A
 class Ours:
     """This engine for one request at a time: the plain loop of notebook 02, on rows."""
 
-    def __init__(self, model: Qwen3ForCausalLM) -> None:
+    def __init__(self, model: CausalLM) -> None:
         self.model = model
 
     def serve(self, requests: Sequence[Asked]) -> Sequence[Answer]:
@@ -55,7 +57,7 @@ class OurServer:
     """This engine for many: on rows unless told; made once, as a server is, used in every run."""
 
     def __init__(
-        self, model: Qwen3ForCausalLM, config: EngineConfig, memory: KVMemory | None = None
+        self, model: CausalLM, config: EngineConfig, memory: KVMemory | None = None
     ) -> None:
         self.engine = LLMEngine(model, config=config, memory=memory)
 
@@ -206,14 +208,14 @@ class Folders(NamedTuple):
 
 @contextmanager
 def checkpoint_folders(shape: str, folder: Path | None) -> Iterator[Folders]:
-    """The shipped weights, or random ones of a shape: in the folder, or in a temporary one.
+    """Trained weights, or random ones of a shape: in the folder, or in a temporary one.
 
     A finished folder is kept; what is converted is kept in the given folder, and in no other.
     """
     with tempfile.TemporaryDirectory() as temporary:
         place = folder or Path(temporary)
-        if shape == "tiny":
-            yield Folders(folder or TINY, place)
+        if shape in TRAINED:
+            yield Folders(folder or TRAINED[shape](), place)
             return
         if not (place / "model.safetensors").is_file():  # 1.2 GB, some ten seconds
             transformers = import_transformers()

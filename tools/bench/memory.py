@@ -25,8 +25,8 @@ from tutorial_engine.lab.many_blocks import PagedAttention
 from tutorial_engine.model.attention import AttentionBackend
 from tutorial_engine.model.batch import Batch
 from tutorial_engine.model.config import ModelConfig
+from tutorial_engine.model.decoder import CausalLM
 from tutorial_engine.model.fast import use_fast_layers
-from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
 from tutorial_engine.sampling.params import SamplingParams
 
 ROWS, PAGES = "rows", "pages"
@@ -56,7 +56,7 @@ NO_MODEL: dict[str, Any] = {  # a real model, as small as can be: it is never ru
 class ColdServer(OurServer):
     """Our engine on pages that forget, before each run, what the one before left in them."""
 
-    def __init__(self, model: Qwen3ForCausalLM, config: EngineConfig, memory: PagedKVCache) -> None:
+    def __init__(self, model: CausalLM, config: EngineConfig, memory: PagedKVCache) -> None:
         super().__init__(model, config, memory)
         self.blocks = memory.blocks
 
@@ -65,7 +65,7 @@ class ColdServer(OurServer):
         return super().serve(requests)
 
 
-def race_layouts(model: Qwen3ForCausalLM, requests: Sequence[Asked], rounds: int) -> Race:
+def race_layouts(model: CausalLM, requests: Sequence[Asked], rounds: int) -> Race:
     """The same requests on rows and on pages, with as many slots; no prefix is there to be found.
 
     ValueError where the two give different answers.
@@ -76,7 +76,7 @@ def race_layouts(model: Qwen3ForCausalLM, requests: Sequence[Asked], rounds: int
     return checked(race(servers, requests, rounds), ROWS, model.dtype)
 
 
-def race_prefix_cache(model: Qwen3ForCausalLM, num_requests: int, rounds: int) -> Race:
+def race_prefix_cache(model: CausalLM, num_requests: int, rounds: int) -> Race:
     """Prompts that share four fifths, on pages without a prefix cache, and with an empty one."""
     requests = shared_prefix_requests(num_requests, model.config.vocab_size)
     config = serving_config(requests)
@@ -96,7 +96,7 @@ def shared_prefix_requests(num_requests: int, vocab_size: int) -> list[Asked]:
     ]
 
 
-def pages_for(model: Qwen3ForCausalLM, config: EngineConfig, prefix_caching: bool) -> PagedKVCache:
+def pages_for(model: CausalLM, config: EngineConfig, prefix_caching: bool) -> PagedKVCache:
     """As many slots as the rows of that config have."""
     assert config.max_model_len is not None, "serving_config says how long a row is"
     return PagedKVCache.from_config(
@@ -134,7 +134,7 @@ class LongContext(NamedTuple):
     samples: dict[str, list[float]]
 
 
-def part_of_shape(dtype: torch.dtype) -> Qwen3ForCausalLM:
+def part_of_shape(dtype: torch.dtype) -> CausalLM:
     """Random weights in SHAPE, with fewer layers and a vocabulary smaller by as much.
 
     So a step's time divides among layers, head and attention as it does in the whole model.
@@ -143,16 +143,14 @@ def part_of_shape(dtype: torch.dtype) -> Qwen3ForCausalLM:
     vocab = shape["vocab_size"] * LAYERS // shape["num_hidden_layers"]
     changes = {"model_type": "qwen3", "num_hidden_layers": LAYERS, "vocab_size": vocab}
     torch.manual_seed(0)
-    model = Qwen3ForCausalLM(ModelConfig.from_dict({**shape, **changes})).draw_weights()
+    model = CausalLM(ModelConfig.from_dict({**shape, **changes})).draw_weights()
     model.to(dtype).requires_grad_(False).eval()
     use_fast_layers(model)
     return model
 
 
 @torch.inference_mode()
-def measure_long_context(
-    model: Qwen3ForCausalLM, batch: int, context: int, rounds: int
-) -> LongContext:
+def measure_long_context(model: CausalLM, batch: int, context: int, rounds: int) -> LongContext:
     """The same decode step on rows, and on pages in each way of reading, `rounds` times in turn.
 
     ValueError unless all give the same logits, and the same tokens in fp32.
@@ -196,7 +194,7 @@ def measure_long_context(
 
 
 def _step(
-    memory: StaticKVCache | PagedKVCache, model: Qwen3ForCausalLM, batch: int, context: int
+    memory: StaticKVCache | PagedKVCache, model: CausalLM, batch: int, context: int
 ) -> list[ScheduledRequest]:
     """Fill a memory with contexts → the step that runs the last token of each.
 
@@ -245,7 +243,7 @@ def _compare(logits: dict[str, Tensor], dtype: torch.dtype) -> None:
 # -- a step without its forward -------------------------------------------------------------------
 
 
-class NoForward(Qwen3ForCausalLM):
+class NoForward(CausalLM):
     """A model that computes nothing: its logits are always the same."""
 
     def forward(self, batch: Batch, *rest: Any) -> Tensor:

@@ -12,7 +12,7 @@ from tools.bench.memory import pages_for
 from tools.bench.race import Asked, Contender
 from tools.bench.report import OURS
 from tutorial_engine.lab.on_gpu import profile_step
-from tutorial_engine.model.qwen3 import Qwen3ForCausalLM
+from tutorial_engine.model.decoder import CausalLM
 
 NO_LLAMA = "left out: llama-cpp-python, as pip installs it, runs on the CPU"
 # name → (decode steps are replayed, on pages); the first is what an engine does by itself
@@ -28,7 +28,7 @@ Field = tuple[dict[str, Contender], dict[str, str]]
 
 
 def with_ours(
-    field: Field, kind: type[OurServer], model: Qwen3ForCausalLM, requests: Sequence[Asked]
+    field: Field, kind: type[OurServer], model: CausalLM, requests: Sequence[Asked]
 ) -> Field:
     """The contenders and notes, and our engine in all ways."""
     everyone, notes = field

@@ -15,19 +15,23 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from tools.bench.report import OURS, Figures
 from tools.bench.report import many_requests_table as as_text
-from tools.vllm import ends, environment, examples, speed
+from tools.vllm import ends, environment, examples, real, speed
 from tutorial_engine import as_vllm
+from tutorial_engine.engine.llm import LLM
 from tutorial_engine.lab.beside_vllm import compare, read_runs
 from tutorial_engine.lab.doctor import processor_name
+from tutorial_engine.lab.real import NAME, where_it_is
 from tutorial_engine.model.checkpoint import TINY, load_model
+from tutorial_engine.sampling.params import SamplingParams
 
 PAGE = environment.ROOT / "docs" / "bench" / "vllm.md"
-SHAPES = ("tiny", "qwen3-0.6b")
+SHAPES = ("tiny", "smollm2", "qwen3-0.6b")
 HERE = Path(__file__).parent
 NUM_ENDS = 100  # requests with random stops
 
@@ -92,6 +96,37 @@ def same_signatures(keep: bool) -> tuple[str, list[str]]:
             wrong.append(f"{method}: new or another default {changed}, gone {gone}")
     number = len(theirs) - len(wrong)
     return f"{number} of {len(theirs)} methods of vLLM take what {as_vllm.FILE.name} says", wrong
+
+
+def chat_with_a_real_model() -> tuple[str, list[str]]:
+    """Eight chats with SmolLM2 on both → a sentence, and what differs."""
+    folder = where_it_is()
+    if not folder.is_dir():
+        return "a real model is not here, and was left out: `make real` brings it", []
+    with tempfile.TemporaryDirectory() as temporary:
+        file = Path(temporary, "chats.json")
+        if failed := _record("real.py", folder, file):
+            return "vLLM could not run the real model", [failed]
+        theirs = json.loads(file.read_text(encoding="utf-8"))
+    chats = [[{"role": "user", "content": text}] for text in real.CHATS]
+    params = SamplingParams(temperature=0, max_tokens=real.NUM_TOKENS)
+    ours: dict[str, list[Any]] = {"prompt_token_ids": [], "token_ids": [], "text": []}
+    for output in LLM(folder).chat(chats, params, use_tqdm=False):
+        ours["prompt_token_ids"].append(output.prompt_token_ids)
+        ours["token_ids"].append(output.outputs[0].token_ids)
+        ours["text"].append(output.outputs[0].text)
+    wrong = [
+        f"chat {i}, {name}: {mine[i]}, vLLM says {theirs[name][i]}"
+        for name, mine in ours.items()
+        for i in range(len(chats))
+        if mine[i] != theirs[name][i]
+    ]
+    tokens = sum(map(len, theirs["token_ids"]))
+    return (
+        f"{len(chats)} chats with {NAME} say the same, text and all {tokens} tokens"
+        if not wrong
+        else f"chats with {NAME} differ"
+    ), wrong
 
 
 def _record(script: str, *options: object) -> str:
@@ -178,6 +213,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         partial(end_again, seed),
         partial(same_signatures, args.keep),
         partial(run_examples, args.keep),
+        chat_with_a_real_model,
     )
     for part in parts:
         sentence, differences = part()
@@ -186,6 +222,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         wrong += differences
     races = []
     for shape in SHAPES if args.rounds else ():
+        if shape == "smollm2" and not where_it_is().is_dir():
+            continue
         races.append(speed.measure(shape, args.rounds))
         print("\n" + as_text(shape, races[-1]), flush=True)
     if races:

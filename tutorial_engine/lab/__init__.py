@@ -2,6 +2,7 @@
 
 `doctor` (notebook 01) looks at this machine; `ledger` and `hf` (02) compare every way through the
 engine with every other and with transformers, and `kv_edit` changes what a cache remembers;
+`real` brings a real model, on which everything here runs as well.
 `roofline`, `one_forward` and `sizing` count what a forward and a model need, and measure what this
 machine gives; `workload` (03) lets requests come
 over time; `layouts`, `dial` and `block_size`
@@ -37,6 +38,7 @@ __getattr__, __all__ = hands_out(
         ),
         "one_forward": "Work, against_the_roof, best_seconds, count_operations, ready, token_times",
         "pool_log": "pool_log as log_of_pool",
+        "real": "real_model",
         "roofline": "forward_flops, weight_bytes",
         "shift": "context_shift, random_model, shift_gap, shifted_text",
         "vllm": "at_one_pace, record, recorded_run, serve_again",
