@@ -1,7 +1,8 @@
 """Talk to a model in the terminal: python examples/chat.py FOLDER (`make chat` brings a real one).
 
-Ctrl-C ends an answer; at the question it ends the program. On vLLM: change `tutorial_engine` to
-`vllm` in the import line, and set VLLM_ENABLE_V1_MULTIPROCESSING=0.
+Ctrl-C ends an answer; at the question it ends the program.
+On vLLM: change `tutorial_engine` to `vllm` in the import line, and set
+VLLM_ENABLE_V1_MULTIPROCESSING=0.
 """
 
 import sys

@@ -19,8 +19,8 @@ OURS, THEIRS = "from tutorial_engine import ", "from vllm import "
 
 
 def scripts() -> list[Path]:
-    """All of them, by name."""
-    return sorted(SCRIPTS.glob("*.py"))
+    """All that ask nobody, by name: chat.py waits for a person."""
+    return sorted(script for script in SCRIPTS.glob("*.py") if script.stem != "chat")
 
 
 def for_vllm(source: str) -> str:
