@@ -208,9 +208,11 @@ def hugging_face_tensors(model: CausalLM, dtype: torch.dtype = torch.bfloat16) -
 
 
 def hugging_face_config(config: ModelConfig) -> dict[str, object]:
-    """What transformers' config.json says of such a model."""
+    """What transformers' config.json says of such a Qwen3."""
     same = asdict(config)
     theta, (eos,) = same.pop("rope_theta"), same.pop("eos_token_ids")
+    for name in ("rope_scaling", "qk_norm", "qkv_bias", "o_bias"):  # of Qwen3, without biases
+        del same[name]
     return {
         "architectures": ["Qwen3ForCausalLM"],
         "model_type": "qwen3",
@@ -220,6 +222,7 @@ def hugging_face_config(config: ModelConfig) -> dict[str, object]:
         "rope_theta": theta,  # where transformers 4 looks
         "eos_token_id": eos,
         **same,
+        "attention_bias": False,
     }
 
 
