@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from tutorial_engine.model.layers import Linear, RMSNorm
 
-PACK_FROM = 2**20  # weights of a matrix from which oneDNN's layout is the fastest one
+PACK_FROM = 2**18  # weights of a matrix from which oneDNN's layout is the fastest one
 
 
 def use_fast_layers(model: nn.Module, pack_from: int = PACK_FROM) -> None:
