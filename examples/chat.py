@@ -1,6 +1,6 @@
 """Talk to a model in the terminal: python examples/chat.py FOLDER (`make chat` brings a real one).
 
-Ctrl-C ends an answer; at the question it ends the program.
+Ctrl-C ends an answer; at the question it ends the program, as Ctrl-D does.
 On vLLM: change `tutorial_engine` to `vllm` in the import line, and set
 VLLM_ENABLE_V1_MULTIPROCESSING=0.
 """
@@ -44,11 +44,15 @@ def main() -> None:
     llm = LLM(str(folder), dtype="float32", block_size=32, enforce_eager=True)
     template = Template((folder / "chat_template.jinja").read_text(encoding="utf-8"))
     params, messages = SamplingParams(temperature=0, max_tokens=500), []
+    print("The conversation is kept. Ctrl-C ends an answer, and here the program.")
     while True:
         try:
-            messages.append({"role": "user", "content": input("\nyou: ")})
+            question = input("\nyou: ").strip()
         except (EOFError, KeyboardInterrupt):
             return print()
+        if not question:
+            continue
+        messages.append({"role": "user", "content": question})
         text = template.render(messages=messages, add_generation_prompt=True)
         ids = llm.get_tokenizer().encode(text, add_special_tokens=False)
         print("model: ", end="")

@@ -608,7 +608,7 @@ MISTRAL = {"model_type": "mistral", "architectures": ["MistralForCausalLM"]}
 
 
 def test_a_mistral_that_says_nothing_of_its_window_has_one_as_in_transformers() -> None:
-    with pytest.raises(ValueError, match="'sliding_window': 4096"):
+    with pytest.raises(ValueError, match="'sliding_window': 4096, 'where it is absent'"):
         ModelConfig.from_dict(SMALL | MISTRAL | {"num_key_value_heads": 2})
 
 
@@ -625,7 +625,11 @@ NO_IDS = ("</s>", True, -1, [3, "4"])
         ),
         ({"model_type": None}, "model_type None"),
         ({"architectures": ["Qwen3ForSequenceClassification"]}, "Qwen3ForSequenceClassification"),
-        ({"model_type": "llama"}, r"'llama', architectures \['Qwen3ForCausalLM'\]"),
+        ({"model_type": "llama"}, r"'llama' is a LlamaForCausalLM here, .*\['Qwen3ForCausalLM'\]"),
+        (
+            {"model_type": "llama", "architectures": None, "sliding_window": 128},
+            "'sliding_window': 128",
+        ),
         ({"mlp_bias": True}, "mlp_bias is not implemented"),
         (MISTRAL | {"sliding_window": 4096}, "'sliding_window': 4096.*Mistral without a sliding"),
         ({"hidden_act": "gelu"}, "'gelu'"),

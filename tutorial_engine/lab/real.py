@@ -117,7 +117,7 @@ def _growing(folder: Path) -> Iterator[Callable[[], None]]:
 
         def move() -> None:
             sizes = [f.stat().st_size for f in folder.rglob("*") if f.is_file()]
-            bar.update(min(sum(sizes), WHEEL_BYTES) - bar.n)
+            bar.update(max(0, min(sum(sizes), WHEEL_BYTES) - bar.n))  # they are moved at the end
 
         yield move
 

@@ -180,11 +180,14 @@ def _flag(raw: Mapping[str, Any], key: str) -> bool:
 
 def _kind(raw: Mapping[str, Any]) -> Kind:
     """The row of FAMILY. ValueError, with the names of those that run, for any other model."""
-    model_type = raw.get("model_type")
+    model_type, architectures = raw.get("model_type"), raw.get("architectures")
     kind = FAMILY.get(model_type) if isinstance(model_type, str) else None
-    wanted = [kind.architecture] if kind else None
-    architectures = raw.get("architectures") or wanted
-    if kind is None or architectures != wanted:
+    if kind is not None and architectures not in (None, [], [kind.architecture]):
+        raise ValueError(
+            f"model_type {model_type!r} is a {kind.architecture} here, but architectures says "
+            f"{architectures!r}: this engine runs no other head, and both must agree"
+        )
+    if kind is None:
         raise ValueError(
             f"unsupported architecture: model_type {model_type!r}, architectures "
             f"{architectures!r}. This engine runs {MODELS}: "
@@ -207,12 +210,17 @@ def _refuse_unsupported(raw: Mapping[str, Any]) -> None:
         raise ValueError(f"mlp_bias is not implemented: this engine runs {MODELS}, without it")
     layers = raw.get("layer_types") or []
     is_full = isinstance(layers, list) and all(kind == "full_attention" for kind in layers)
-    window = raw.get("sliding_window", 4096) if name == "mistral" else None
+    window = None  # Qwen's counts with use_sliding_window only
+    if name in ("llama", "mistral"):
+        window = raw.get("sliding_window", 4096 if name == "mistral" else None)
     if _flag(raw, "use_sliding_window") or not is_full or window is not None:
         said = {key: raw[key] for key in ("use_sliding_window", "layer_types") if key in raw}
-        said |= {"sliding_window": window} if window else {}
+        if window is not None:
+            said["sliding_window"] = window
+        if name == "mistral" and "sliding_window" not in raw:
+            said["where it is absent"] = "4096, as in transformers; null is none"
         raise ValueError(
-            f"sliding-window layers are not supported ({str(said)[:120]}). This engine runs "
+            f"sliding-window layers are not supported ({str(said)[:160]}). This engine runs "
             f"{MODELS}"
         )
 

@@ -43,7 +43,10 @@ def read_tokenizer(folder: Path) -> Tokenizer:
     """
     file = folder / "tokenizer.json"
     if not file.is_file():
-        raise ValueError(f"no tokenizer.json in {str(folder)!r}")
+        raise ValueError(
+            f"no tokenizer.json in {str(folder)!r}; without one prompts are token ids: "
+            "LLM(..., skip_tokenizer_init=True)"
+        )
     try:
         tokenizer = Tokenizer.from_file(str(file))
     except Exception as error:  # the library raises nothing narrower
