@@ -70,16 +70,13 @@ class Sizes:
         """
         raw = _object(text)
         kind = FAMILY[_model_type(raw)]
-        bias = bool(raw.get("attention_bias", False))
         heads, hidden = raw["num_attention_heads"], raw["hidden_size"]
         config = ModelConfig(
             **{name: raw[name] for name in REQUIRED},
             num_key_value_heads=_num_kv_heads(raw, heads),
             head_dim=_head_dim(raw, hidden, heads),
             tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
-            qk_norm=kind.qk_norm,
-            qkv_bias=bias if kind.qkv_bias is None else kind.qkv_bias,
-            o_bias=bias if kind.o_bias is None else kind.o_bias,
+            **kind.parts(bool(raw.get("attention_bias", False))),
         )
         return cls(config, raw["model_type"], _dtype(raw))
 

@@ -39,6 +39,14 @@ class Kind(NamedTuple):
     head_dim: int | None = None  # where the file has none; None: hidden_size / heads
     max_position_embeddings: int = 32768  # where the file has none
 
+    def parts(self, attention_bias: bool) -> dict[str, Any]:
+        """Which parts the decoder has, under their names in ModelConfig."""
+        return {
+            "qk_norm": self.qk_norm,
+            "qkv_bias": attention_bias if self.qkv_bias is None else self.qkv_bias,
+            "o_bias": attention_bias if self.o_bias is None else self.o_bias,
+        }
+
 
 FAMILY = {
     "llama": Kind("LlamaForCausalLM", max_position_embeddings=2048),
@@ -146,7 +154,6 @@ class ModelConfig:
             raise ValueError(
                 f"config.json has no {missing[0]!r}; every {raw['model_type']} checkpoint states it"
             )
-        bias = _flag(raw, "attention_bias")
         return cls(
             **sizes,
             rms_norm_eps=raw.get("rms_norm_eps", 1e-6),
@@ -154,9 +161,7 @@ class ModelConfig:
             rope_scaling=_rope_scaling(raw),
             tie_word_embeddings=_flag(raw, "tie_word_embeddings"),
             eos_token_ids=_eos_ids(raw),
-            qk_norm=kind.qk_norm,
-            qkv_bias=bias if kind.qkv_bias is None else kind.qkv_bias,
-            o_bias=bias if kind.o_bias is None else kind.o_bias,
+            **kind.parts(_flag(raw, "attention_bias")),
         )
 
 

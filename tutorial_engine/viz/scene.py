@@ -1,6 +1,6 @@
 """A picture as a list of named items, drawn to SVG and from it to PNG.
 
-Knows shapes, places and escaping; knows no engine and no widget. Items have ids, so that two
+Knows shapes, places and escaping; knows no engine and no widget. Items have names, so that two
 scenes of one view can be compared item by item.
 """
 
