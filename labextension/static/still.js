@@ -30,10 +30,13 @@ function activate(app, registry) {
 
 function keepStill(registry, renderer) {
   const render = renderer.renderModel;
-  renderer.renderModel = function (model) {
+  let other, shown;  // the kind of picture or text in the output, and the output
+  const observer = new MutationObserver(() => other && show(registry, renderer, other, shown));
+  observer.observe(renderer.node, { childList: true });
+  renderer.renderModel = function (model) {  // again when the kernel has said which widgets it has
     const { [WIDGET]: _, ...rest } = model.data;
-    const other = registry.preferredMimeType(rest, model.trusted ? "any" : "ensure");
-    if (other) new MutationObserver(() => show(registry, renderer, other, model)).observe(renderer.node, { childList: true });
+    other = registry.preferredMimeType(rest, model.trusted ? "any" : "ensure");
+    shown = model;
     return render.call(this, model);
   };
 }
