@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import platform
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -28,18 +29,19 @@ from transformers.models.qwen3.modeling_qwen3 import (
     apply_rotary_pos_emb,
 )
 
+from tutorial_engine.model import fast
 from tutorial_engine.model.attention import BlockedAttention, NaiveAttention, SdpaAttention
 from tutorial_engine.model.batch import Batch
 from tutorial_engine.model.checkpoint import load_model
 from tutorial_engine.model.decoder import CausalLM
 from tutorial_engine.model.fast import (
-    PACK_FROM,
     ColumnLinear,
     CpuRMSNorm,
     FusedRMSNorm,
     PackedLinear,
     can_prepack,
     fast_twin,
+    packs_from,
     use_fast_layers,
 )
 from tutorial_engine.model.layers import Linear, RMSNorm
@@ -191,18 +193,27 @@ def test_which_layers_have_a_faster_twin(monkeypatch: pytest.MonkeyPatch) -> Non
         """A learner's own: it stays."""
 
     possible = can_prepack(CPU, torch.float32)
-    large = Linear(PACK_FROM // 16, 16).requires_grad_(False)
+    border = packs_from(torch.float32)
+    large = Linear(border // 16, 16).requires_grad_(False)
     assert (type(fast_twin(large)) is PackedLinear) == possible
     meta, half = (copy.deepcopy(large).to(to) for to in ("meta", torch.float16))
-    for layer in (meta, half, Mine(PACK_FROM // 16, 16), nn.Identity(), RMSNorm(4).half()):
+    for layer in (meta, half, Mine(border // 16, 16), nn.Identity(), RMSNorm(4).half()):
         assert fast_twin(layer) is layer
-    twin = fast_twin(Linear(PACK_FROM // 16 - 1, 16))
+    twin = fast_twin(Linear(border // 16 - 1, 16))
     assert type(twin) is ColumnLinear and fast_twin(twin) is twin
     for dtype in DTYPES:
         twin = fast_twin(RMSNorm(4).to(dtype))
         assert type(twin) is CpuRMSNorm and fast_twin(twin) is twin
     twin = fast_twin(RMSNorm(4).to("meta", torch.bfloat16))  # where a GPU is, one kernel
     assert type(twin) is FusedRMSNorm and fast_twin(twin) is twin
+
+    monkeypatch.setattr(fast, "Path", lambda name: Path("not there"))  # no Linux: Python knows
+    for name in ("Intel64 Family 6 Model 154, GenuineIntel", "AMD64 Family 25, AuthenticAMD"):
+        monkeypatch.setattr(platform, "processor", lambda name=name: name)
+        assert fast.made_by_intel.__wrapped__() == ("Intel64" in name)
+    for intel, least in ((True, 2**21), (False, 2**18)):
+        monkeypatch.setattr(fast, "made_by_intel", lambda intel=intel: intel)
+        assert (packs_from(torch.float32), packs_from(torch.bfloat16)) == (least, 2**18)
 
     monkeypatch.setattr(torch.ops, "mkldnn", object())  # a build without oneDNN
     assert not can_prepack(CPU, torch.float32) and fast_twin(large) is large

@@ -3,9 +3,12 @@
 Knows the layers and what a device is good at; no model, no file. A twin computes what its layer
 computes, in another layout or with other operations, and is a module like any other: what is
 registered on it is called, and what is put in its place runs. Nothing is measured here: which
-layers are swapped depends on device, dtype and size alone.
+layers are swapped depends on processor, dtype and size alone.
 """
 
+import platform
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,31 +17,46 @@ from torch import Tensor, nn
 
 from tutorial_engine.model.layers import Linear, RMSNorm
 
-PACK_FROM = 2**18  # weights of a matrix from which oneDNN's layout is the fastest one
 
-
-def use_fast_layers(model: nn.Module, pack_from: int = PACK_FROM) -> None:
+def use_fast_layers(model: nn.Module, pack_from: int | None = None) -> None:
     """Swap the layers of a model for the twins that are faster where it lies. Inference only.
 
-    A Linear of `pack_from` weights or more is packed: such a model cannot be moved, cast or copied
-    afterwards. A smaller one is laid out by columns.
+    A Linear of `pack_from` weights or more (None: as `packs_from` says) is packed: such a model
+    cannot be moved, cast or copied afterwards. A smaller one is laid out by columns.
     """
     for name, layer in list(model.named_children()):
         use_fast_layers(layer, pack_from)
         setattr(model, name, fast_twin(layer, pack_from))
 
 
-def fast_twin(layer: nn.Module, pack_from: int = PACK_FROM) -> nn.Module:
+def fast_twin(layer: nn.Module, pack_from: int | None = None) -> nn.Module:
     """The fastest that we have for a layer, by its device and dtype; else the layer itself."""
-    if type(layer) is Linear and layer.weight.numel() < pack_from:
-        return ColumnLinear(layer) if layer.weight.is_cpu else layer
-    elif type(layer) is Linear and can_prepack(layer.weight.device, layer.weight.dtype):
-        return PackedLinear(layer)
+    if type(layer) is Linear:
+        weight = layer.weight
+        if weight.numel() < (packs_from(weight.dtype) if pack_from is None else pack_from):
+            return ColumnLinear(layer) if weight.is_cpu else layer
+        return PackedLinear(layer) if can_prepack(weight.device, weight.dtype) else layer
     elif type(layer) is RMSNorm and not layer.weight.is_cpu:
         return FusedRMSNorm(layer)
     elif type(layer) is RMSNorm and layer.weight.dtype in (torch.float32, torch.bfloat16):
         return CpuRMSNorm(layer)
     return layer
+
+
+def packs_from(dtype: torch.dtype) -> int:
+    """Weights of a matrix from which oneDNN's layout is the fastest one (decision 002).
+
+    PyTorch multiplies one row by fp32 weights with a library of Intel's, which is at memory speed
+    on Intel's processors and not on others.
+    """
+    return 2**21 if dtype == torch.float32 and made_by_intel() else 2**18
+
+
+@cache
+def made_by_intel() -> bool:
+    """Whether this processor is one of Intel's."""
+    info = Path("/proc/cpuinfo")  # Linux; elsewhere Python knows
+    return "GenuineIntel" in (info.read_text() if info.exists() else platform.processor())
 
 
 def can_prepack(device: torch.device, dtype: torch.dtype) -> bool:
