@@ -47,12 +47,16 @@ def memory_of(model: CausalLM, token_ids: Sequence[int]) -> KV:
 
 @dataclass(frozen=True)
 class Exchange:
-    """These slots of these layers get the K ("k"), V ("v") or both ("kv") of a donor."""
+    """These slots of these layers get the K ("k"), V ("v") or both ("kv") of a donor.
+
+    Of these K/V heads; None: of all.
+    """
 
     donor: KV
     slots: Sequence[int]
     layers: Sequence[int]
     which: str
+    heads: Sequence[int] | None = None
 
     def __call__(self, kv: KV) -> KV:
         """The memory with the donor's parts in it; the one that is given stays as it is."""
@@ -60,14 +64,32 @@ class Exchange:
 
     def of_layer(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """The same for one layer."""
-        at = list(self.slots)
-        k, v = (
-            x.index_copy(0, torch.tensor(at, device=x.device), new[at])
-            if name in self.which and layer in self.layers
-            else x
-            for name, x, new in zip("kv", (k, v), self.donor[layer], strict=True)
-        )
+        if layer not in self.layers:
+            return k, v
+        slots, heads = list(self.slots), range(k.shape[1]) if self.heads is None else self.heads
+        k, v = k.clone(), v.clone()
+        for name, x, new in zip("kv", (k, v), self.donor[layer], strict=True):
+            for head in heads if name in self.which else ():
+                x[slots, head] = new[slots, head]
         return k, v
+
+
+@torch.inference_mode()
+def next_logits(
+    model: CausalLM, held: KV, token_ids: Sequence[int], edits: Sequence[Callable[[KV], KV]]
+) -> Tensor:
+    """Logits [edits, V] after these tokens, over a memory as each edit leaves it, in one forward."""
+    memories = [edit(held) for edit in edits]
+
+    class Edited(NoCache):
+        def read(self, layer: int, batch: Batch, s: int) -> tuple[Tensor, Tensor]:
+            old, new = memories[s][layer], super().read(layer, batch, s)
+            return torch.cat((old[0], new[0])), torch.cat((old[1], new[1]))
+
+    count, num_held = len(edits), len(held[0][0])
+    batch = Batch.from_sequences([[*token_ids]] * count, [num_held] * count, device=model.device)
+    hidden = model(batch, SdpaAttention(Edited()))
+    return model.compute_logits(hidden[len(token_ids) - 1 :: len(token_ids)])
 
 
 def continued(

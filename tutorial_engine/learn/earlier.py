@@ -19,6 +19,8 @@ from tutorial_engine.learn.own_cache import CACHES
 from tutorial_engine.learn.own_engine import OwnEngine
 from tutorial_engine.learn.own_server import OwnServer
 from tutorial_engine.learn.verdict import Verdict
+from tutorial_engine.model.checkpoint import TINY
+from tutorial_engine.model.config import ModelConfig
 
 Checks = dict[str, Callable[..., Verdict]]
 
@@ -108,27 +110,35 @@ def bring(mine: OwnEngine | OwnServer, notebook: str) -> Brought:
     cells = json.loads(path.read_text(encoding="utf-8"))["cells"] if path.is_file() else []
     code = [(c["metadata"], "".join(c["source"])) for c in cells if c["cell_type"] == "code"]
     exercises = [source for metadata, source in code if "exercise" in metadata.get("tags", [])]
-    # what a notebook begins with
     model = mine.package if isinstance(mine, OwnEngine) else mine.model
-    scope: dict[str, Any] = {
-        "torch": torch,
-        "model": model,
-        "c": model.config,
-        "tokenizer": mine.tokenizer,
-        "__name__": path.stem,  # classes are defined in a module
-    }
     found = Brought(tuple(checks), path, number)
     others = [source for _, source in code if source not in exercises]
-    for source in [*_helpers(others, exercises, {*scope}), *exercises]:
-        try:
-            exec(compile(source, path.name, "exec"), scope)
-        except Exception as error:  # the learner's code may raise anything at all
-            first = source.strip().splitlines()[0]
-            message = f"{first!r} of {path.name} raised {type(error).__name__}: {error}"
-            found[first] = Verdict(False, message)
+
+    def defined(c: ModelConfig) -> dict[str, Any]:
+        """What the cells define, when the notebook's `c` is this; their errors are in `found`."""
+        scope: dict[str, Any] = {
+            **{"torch": torch, "model": model, "c": c, "tokenizer": mine.tokenizer},
+            "__name__": path.stem,  # classes are defined in a module
+        }
+        for source in [*_helpers(others, exercises, {*scope}), *exercises]:
+            try:
+                exec(compile(source, path.name, "exec"), scope)
+            except Exception as error:  # the learner's code may raise anything at all
+                first = source.strip().splitlines()[0]
+                message = f"{first!r} of {path.name} raised {type(error).__name__}: {error}"
+                found[first] = Verdict(False, message)
+        return scope
+
+    # checked with the numbers that the lesson had; what runs has those of this model
+    lesson = ModelConfig.from_pretrained(TINY)
+    scope = defined(lesson)
+    here = scope if model.config == lesson else defined(model.config)
     for name, check in checks.items():
         if name in scope:
             found[name] = mine.use(scope[name], check).verdict
+            if name in here and name in mine.parts.own:
+                mine.parts.own[name] = here[name]
+                mine.checks[name] = lambda _, check=check, own=scope[name]: check(own)
     if isinstance(mine, OwnEngine):
         idle = {*CACHES} - {mine.cache_part}
         found.wanted = tuple(name for name in checks if name not in idle)

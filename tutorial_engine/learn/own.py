@@ -32,7 +32,8 @@ Attend = Callable[[Tensor, Tensor, Tensor], Tensor]  # q [T, H, D], k, v [T, H_k
 class LayerWeights(NamedTuple):
     """The matrices of one decoder layer under the names of the textbook, all of them [out, in].
 
-    `input_norm`, `mlp_norm` [hidden] and `q_norm`, `k_norm` [D] are the weights of the RMSNorms.
+    `input_norm`, `mlp_norm` [hidden] and `q_norm`, `k_norm` [D] are the weights of the RMSNorms;
+    the last two are ones where the architecture has no such norm.
     """
 
     input_norm: Tensor
@@ -52,6 +53,7 @@ class LayerWeights(NamedTuple):
         """Those of a layer of the model; its joined matrices come apart again."""
         attn, mlp = layer.self_attn, layer.mlp
         sizes = (attn.q_size, attn.kv_size, attn.kv_size)
+        no_norm = torch.ones(attn.head_dim, device=attn.qkv_proj.weight.device)
         q, k, v = attn.qkv_proj.weight.split(sizes)
         gate, up = mlp.gate_up_proj.weight.chunk(2)
         return cls(
@@ -59,8 +61,8 @@ class LayerWeights(NamedTuple):
             q=q,
             k=k,
             v=v,
-            q_norm=cast("Tensor", attn.q_norm.weight),
-            k_norm=cast("Tensor", attn.k_norm.weight),
+            q_norm=getattr(attn.q_norm, "weight", no_norm),
+            k_norm=getattr(attn.k_norm, "weight", no_norm),
             o=attn.o_proj.weight,
             mlp_norm=layer.post_attention_layernorm.weight,
             gate=gate,
@@ -117,11 +119,12 @@ def _layer(
     attend: Attend,
     project: Callable,
     rope: Callable,
+    eps: float = 1e-6,
 ) -> Tensor:
-    q, k, v = project(rms_norm(x, w.input_norm), w.q, w.k, w.v, len(w.q_norm))
-    q, k = rope(rms_norm(q, w.q_norm), angles), rope(rms_norm(k, w.k_norm), angles)
+    q, k, v = project(rms_norm(x, w.input_norm, eps), w.q, w.k, w.v, len(w.q_norm))
+    q, k = rope(rms_norm(q, w.q_norm, eps), angles), rope(rms_norm(k, w.k_norm, eps), angles)
     x = x + attend(q, k, v).flatten(1) @ w.o.T
-    h = rms_norm(x, w.mlp_norm)
+    h = rms_norm(x, w.mlp_norm, eps)
     return x + (F.silu(h @ w.gate.T) * (h @ w.up.T)) @ w.down.T
 
 
@@ -198,9 +201,17 @@ class OwnAttention:
 
 
 class OwnModel(CausalLM):
-    """The model over the same weights, with the residual stream in sight and its steps as parts."""
+    """The model over the same weights, with the residual stream in sight and its steps as parts.
+
+    ValueError for an architecture whose layers add biases: that of the exercise has none.
+    """
 
     def __init__(self, model: CausalLM, parts: Parts) -> None:
+        if model.config.qkv_bias or model.config.o_bias:
+            raise ValueError(
+                "the layer of notebook 01 adds no bias, and this model has some: take a Llama, "
+                "Mistral, SmolLM2 or Qwen3"
+            )
         super().__init__(model.config)
         self.model, self.lm_head, self.parts = model.model, model.lm_head, parts
         self.default_attention = OwnAttention(parts, NoCache())
@@ -218,16 +229,32 @@ class OwnModel(CausalLM):
         angles = batch.positions[:, None] * self.model.rotary_emb.inv_freq  # [T, D / 2]
         for number, weights in enumerate(self.layer_weights):
 
-            def attend(q: Tensor, k: Tensor, v: Tensor, number: int = number) -> Tensor:
+            def attend(
+                q: Tensor, k: Tensor, v: Tensor, number: int = number, x: Tensor = x
+            ) -> Tensor:
                 q, k, v = cast_to((q, k, v), dtype)
                 with between_parts():
+                    q, k = self._lengths_of(number, x, q, k)
                     return attention.attend(number, q, k, v, batch)
 
             x = self._layer(x, weights, angles, attend)
         return self.model.norm(x)
 
+    def _lengths_of(self, layer: int, x: Tensor, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        """q and k as the architecture has them: with their own lengths, if it has no norm there.
+
+        The layer of the exercise has made each head's q and k one long; a turn leaves lengths alone.
+        """
+        if self.config.qk_norm:
+            return q, k
+        w, eps = self.layer_weights[layer], self.config.rms_norm_eps
+        normed = rms_norm(x, w.input_norm, eps)
+        raw = (F.linear(normed, w.q).view_as(q), F.linear(normed, w.k).view_as(k))
+        lengths = [(one.square().mean(-1, keepdim=True) + eps).sqrt() for one in raw]
+        return q * lengths[0], k * lengths[1]
+
     def _layer(self, x: Tensor, weights: LayerWeights, angles: Tensor, attend: Attend) -> Tensor:
         if not self.parts.is_package("layer"):
             return self.parts("layer", x, weights, angles, attend)
         steps = (partial(self.parts, "project"), partial(self.parts, "rope"))
-        return _layer(x, weights, angles, attend, *steps)
+        return _layer(x, weights, angles, attend, *steps, eps=self.config.rms_norm_eps)
