@@ -12,6 +12,7 @@ os.environ["TRANSFORMERS_VERBOSITY"] = "error"
 os.environ["TE_REVEAL"] = "0"  # a question waits for a choice, and none is kept in a file
 
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +22,12 @@ from checkpoints import save_random, save_tokenizer
 from hypothesis import settings
 from tokenizers import Tokenizer
 
+from tutorial_engine.lab.real import where_it_is
 from tutorial_engine.model.checkpoint import load_model, load_tokenizer
 from tutorial_engine.model.decoder import CausalLM
 
 MakeCheckpoint = Callable[..., Path]
+NO_REAL = "the real model is not here: `make real` brings it (93 MB)"
 torch.set_num_threads(1)  # with matrices this small, more threads only wait for each other
 
 
@@ -42,7 +45,8 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(items: list[Any]) -> None:
     """What takes long is begun first, or one worker would be alone with it in the end.
 
-    After all cells of a notebook those that reveal an answer run once more, and say the same.
+    After all cells of a notebook those that reveal an answer run once more, and say the same. A
+    notebook that needs the real model is left out where that is not: what it would say is stored.
     """
 
     def is_quick(item: pytest.Item) -> bool:
@@ -59,6 +63,25 @@ def pytest_collection_modifyitems(items: list[Any]) -> None:
         place = {"cell_num": cell.cell_num, "cell": cell.cell, "options": cell.options}
         again = type(cell).from_parent(cell.parent, name=f"{cell.name} again", **place)
         items.insert(last + 1, again)
+    if not (where_it_is().is_dir() or os.environ.get("REQUIRE_REAL")):
+        for cell in [item for item in items if hasattr(item, "cell") and needs_real(item.path)]:
+            cell.add_marker(pytest.mark.skip(reason=NO_REAL))
+
+
+@cache
+def needs_real(source: Path) -> bool:
+    """Does this lesson (its source, or a notebook) need the real model?"""
+    return "the_real_model(" in source.read_text(encoding="utf-8")
+
+
+def need_real() -> Path:
+    """The real model's folder. Without it: a skip for a learner, a failure if it must be (CI)."""
+    found = where_it_is()
+    if not found.is_dir():
+        if os.environ.get("REQUIRE_REAL"):
+            pytest.fail("the real model is not here, and REQUIRE_REAL is set: make real")
+        pytest.skip(NO_REAL)
+    return found
 
 
 @pytest.fixture(autouse=True)

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import nbformat
 import pytest
+from conftest import need_real, needs_real
 from lesson_cells import fresh, needed, run_cell
 from nbformat import NotebookNode
 
@@ -33,6 +34,7 @@ from tools.publish.html import page
 from tutorial_engine.learn.own import PARTS
 from tutorial_engine.learn.own_memory import PARTS_04, PARTS_05
 from tutorial_engine.learn.own_scheduler import PARTS_03
+from tutorial_engine.learn.without_model import LINE
 from tutorial_engine.viz.moving import at_night
 
 MAX_LINES, MAX_EXERCISE_LINES, MAX_WORDS = 20, 30, 120
@@ -280,6 +282,7 @@ def test_no_claim_failed(name: str, solved: bool) -> None:
     brings = sum(len(BRINGS.findall(cell.source)) for cell in fresh(name, solved).cells)
     assert "✘" not in said and said.count("☐") == (0 if solved else len(exercises(name)) + brings)
     assert not re.search(r"not noticed|BELOW|> tolerance", said), "a claim did not hold here"
+    assert LINE not in said, "it was built without the real model"
 
 
 def open_exercises() -> Iterator[Any]:
@@ -291,6 +294,8 @@ def open_exercises() -> Iterator[Any]:
 @pytest.mark.parametrize(("name", "place"), open_exercises())
 def test_an_untouched_exercise_runs_and_its_check_says_so(name: str, place: int) -> None:
     """In the learner's copy, with the cells that it needs and no others."""
+    if needs_real(sources()[name]):
+        need_real()
     cells = fresh(name, False).cells[: place + 2]
     codes = [cell.source if cell.cell_type == "code" else "" for cell in cells]
     namespace: dict[str, Any] = {"__builtins__": builtins}

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from conftest import need_real
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tools.vllm.real import CHATS, NUM_TOKENS
@@ -38,12 +39,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 @pytest.fixture(scope="module")
 def folder() -> Path:
-    found = real.where_it_is()
-    if not found.is_dir():
-        if os.environ.get("REQUIRE_REAL"):
-            pytest.fail("the real model is not here, and REQUIRE_REAL is set: make real")
-        pytest.skip("the real model is not here: `make real` brings it (93 MB)")
-    return found
+    return need_real()
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,7 @@ from typing import Any
 
 from IPython.core.inputtransformer2 import TransformerManager
 
-from tools.publish.build import LESSONS, NOTEBOOKS, make_notebook, sources, target
+from tools.publish.build import LESSONS, NOTEBOOKS, left_out, make_notebook, sources, target
 from tools.publish.players import show_of
 from tutorial_engine.model.checkpoint import load_model, load_tokenizer
 from tutorial_engine.viz.explorer import Explorer
@@ -35,7 +35,8 @@ MOVES, MOVING = "pages", "moving"  # the player that the readme shows, and how i
 BEGINS = 9  # there the block tables cross; the last step is left out, for its pool is empty
 PHONE = (312, 56, 446, 362)  # tables and pool, when they are as near as this leaves them:
 LINES, SHORTER = (352, 556), 120  # from where to where lines lead; how much shorter a phone's are
-DARK = {"02_transplant", "03_places", "05_leak"}  # which the readme shows on dark pages, too
+# which the readme shows on dark pages, too
+DARK = {"02_transplant", "03_places", "05_leak", "06_fact"}
 
 
 def shown(code: str, scope: dict[str, Any]) -> Any:
@@ -114,6 +115,9 @@ def main() -> None:
             print(f"figures/{file}: {show_of(MOVES).words}")
     for lesson in LESSONS:
         if asked and lesson.code not in asked:
+            continue
+        if why := left_out(lesson):
+            print(why)
             continue
         name, source = lesson.notebook, sources()[lesson.notebook]
         here = contextlib.chdir(target(name, solved=True).parent)  # where its neighbours are

@@ -5,11 +5,13 @@ One table: what each shows, which run of the engine it is made of, and where the
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from tokenizers import Tokenizer
 
+from tools.publish import facts
 from tools.publish.build import NOTEBOOKS
 from tutorial_engine.engine.scheduler import Scheduler
 from tutorial_engine.lab.vllm import recorded_run, serve_again
@@ -21,6 +23,7 @@ from tutorial_engine.viz.block_explorer import BlockExplorer
 from tutorial_engine.viz.cache_explorer import CacheExplorer
 from tutorial_engine.viz.cell_explorer import CellExplorer
 from tutorial_engine.viz.explorer import Explorer
+from tutorial_engine.viz.fact_page import TITLE, fact_poster
 from tutorial_engine.viz.kv_edit_view import transplant_choices, transplant_runs
 from tutorial_engine.viz.player import Card, Frame, save_player
 from tutorial_engine.viz.recorded import labels
@@ -52,24 +55,31 @@ class Film(NamedTuple):
         return " ".join(frame.caption for run in self.runs for frame in run)
 
 
-class Show(NamedTuple):
-    """A player: its file, its title, what is seen, the lesson's section, and how it is made.
-
-    `card`: its small moving picture on the first page of the site; not all have one.
-    """
+@dataclass(frozen=True)
+class Entry:
+    """A page among the players: its file, its title, what is seen, and the lesson's section."""
 
     name: str
     title: str
     words: str
     lesson: str
     heading: str
-    make: Callable[[CausalLM, Tokenizer], Film]
-    card: Card | None = None
 
     @property
     def file(self) -> str:
         """Its file's name."""
         return f"{self.name}.html"
+
+
+@dataclass(frozen=True)
+class Show(Entry):
+    """A player of recorded steps, and how it is made.
+
+    `card`: its small moving picture on the first page of the site; not all have one.
+    """
+
+    make: Callable[[CausalLM, Tokenizer], Film]
+    card: Card | None = None
 
 
 def frames_of(explorer: Explorer, **knobs: Any) -> list[Frame]:
@@ -108,6 +118,15 @@ def _pages(explorer: BlockExplorer, knob: str, name: str, values: Mapping[Any, A
     return Film(runs, choices={name: [*map(str, values)]})
 
 
+FACTS = Entry(  # no recorded steps: the visitor chooses, and a real model has answered before
+    "facts",
+    TITLE,
+    "A real model has read a text about France. Exchange some numbers of its KV cache with those "
+    "of a text about Italy, and the answer is Rome. Search by halves: 64 of 11,520 numbers are "
+    "enough.",
+    "06_real_model",
+    "Where is Paris?",
+)
 SHOWS = (
     Show(
         "attention",
@@ -236,19 +255,26 @@ SHOWS = (
 )
 
 
+def entries() -> tuple[Entry, ...]:
+    """All pages, in the order of their list."""
+    return (FACTS, *SHOWS)
+
+
 def show_of(name: str) -> Show:
     """The player of that name. KeyError for one that there is not."""
     return {show.name: show for show in SHOWS}[name]
 
 
-def write(folder: Path, links: Callable[[Show], Mapping[str, str]] | None = None) -> list[Path]:
+def write(folder: Path, links: Callable[[Entry], Mapping[str, str]] | None = None) -> list[Path]:
     """Run the engine and write all players and cards into the folder, with stills → the pages.
 
     `links` says which pages a player leads to: words -> address.
     """
     folder.mkdir(parents=True, exist_ok=True)
     model, tokenizer = load_model(), load_tokenizer()
-    files = []
+    more: dict[str, Any] = {"links": links(FACTS)} if links else {}
+    files = [facts.write_page(folder / FACTS.file, **more)]
+    (folder / f"{FACTS.name}.png").write_bytes(fact_poster(facts.known()))
     for show in SHOWS:
         film = show.make(model, tokenizer)
         poster = film.runs[0][len(film.runs[0]) * 2 // 5].scene.png(zoom=0.8)

@@ -78,6 +78,11 @@ def lesson_of(code: str) -> Lesson:
     raise ValueError(f"there is no lesson {code!r}; there are {[one.code for one in LESSONS]}")
 
 
+def has_lesson(notebook: str) -> bool:
+    """Whether a lesson has been written."""
+    return any(lesson.notebook == notebook for lesson in LESSONS)
+
+
 def page_of(lesson: Lesson) -> str:
     """Where a lesson's first page lies in the site, without its ending."""
     return f"lessons/{name_of(lesson)}"
@@ -137,27 +142,31 @@ def players_page() -> str:
     """All players, with what is seen in them."""
     lines = [
         "# Players\n",
-        "Each player is one page with a recorded run, step by step. It needs no network and no "
-        "installation. The keys ← → Home End and the space bar work.\n",
+        "Each player is one page. It needs no network and no installation. In the first one you "
+        "search; the others show a recorded run step by step, and the keys ← → Home End and the "
+        "space bar work.\n",
     ]
-    for show in players.SHOWS:
-        where = link(lesson_of(show.lesson), show.heading)
+    for show in players.entries():
+        there = has_lesson(show.lesson)
+        where = f" · Lesson {link(lesson_of(show.lesson), show.heading)}" if there else ""
         lines += [
             f"## {show.title}\n",
             f'<a href="players/{show.file}"><img class="poster" src="players/{show.name}.png" '
             f'alt="{escape(show.title)}: a step of it"></a>\n',
             f"{show.words}\n",
-            f'<a href="players/{show.file}">Open the player</a> · Lesson {where}\n',
+            f'<a href="players/{show.file}">Open the player</a>{where}\n',
         ]
     return "\n".join(lines)
 
 
-def links_of(show: players.Show) -> dict[str, str]:
+def links_of(show: players.Entry) -> dict[str, str]:
     """Where a player leads to: the section about it, and the others."""
-    lesson = lesson_of(show.lesson)
-    goal = f"../{place(lesson, show.heading, '.html')}"
-    return {
-        f"Lesson {lesson.code}: {show.heading}": goal,
+    section = {}
+    if has_lesson(show.lesson):
+        lesson = lesson_of(show.lesson)
+        goal = f"../{place(lesson, show.heading, '.html')}"
+        section[f"Lesson {lesson.code}: {show.heading}"] = goal
+    return section | {
         "All players": "../players.html",
         "All lessons": "../lessons/index.html",
     }
@@ -377,7 +386,7 @@ def with_players(text: str, lesson: Lesson) -> str:
         heading = NUMBER.sub(r"\1", match[1])
         links = [
             f'<a href="../players/{show.file}">{escape(show.title)}</a>'
-            for show in players.SHOWS
+            for show in players.entries()
             if show.lesson == lesson.notebook and show.heading == heading
         ]
         return match[0] + (f"\n\nIn the player: {', '.join(links)}.\n" if links else "")

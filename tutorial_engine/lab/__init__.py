@@ -2,7 +2,9 @@
 
 `doctor` (notebook 01) looks at this machine; `ledger` and `hf` (02) compare every way through the
 engine with every other and with transformers, and `kv_edit` changes what a cache remembers;
-`real` brings a real model, on which everything here runs as well.
+`real` brings a real model, on which everything here runs as well (06); `two_texts` asks where its
+cache passes on what two texts differ in, `sink` what it loses without some slots, and
+`conversation` talks to it.
 `roofline`, `one_forward` and `sizing` count what a forward and a model need, and measure what this
 machine gives; `workload` (03) lets requests come
 over time; `layouts`, `dial` and `block_size`
@@ -22,6 +24,7 @@ __getattr__, __all__ = hands_out(
         "beside_vllm": "recorded_decisions, vllm_path",
         "block_size": "block_size_trade, table as trade_table",
         "chrome": "to_chrome",
+        "conversation": "Conversation",
         "dial": "sharing, sweep_block_sizes, table as dial_table",
         "hf": "OurCache, run_transformers, run_transformers_from",
         "hit_rate": "BEGINS, EVICTED, NOT_YET, RUNNING, SALT, SHORT, cases",
@@ -38,9 +41,11 @@ __getattr__, __all__ = hands_out(
         ),
         "one_forward": "Work, against_the_roof, best_seconds, count_operations, ready, token_times",
         "pool_log": "pool_log as log_of_pool",
-        "real": "real_model",
+        "real": "real_model, vllm_said",
         "roofline": "forward_flops, weight_bytes",
         "shift": "context_shift, random_model, shift_gap, shifted_text",
+        "sink": "first_slot, loss_without",
+        "two_texts": "TwoTexts",
         "vllm": "at_one_pace, record, recorded_run, serve_again",
         "when_full": "when_full as when_memory_full",
         "workload": "Arrival, poisson_times, serve",

@@ -78,7 +78,7 @@ class Exchange:
 def next_logits(
     model: CausalLM, held: KV, token_ids: Sequence[int], edits: Sequence[Callable[[KV], KV]]
 ) -> Tensor:
-    """Logits [edits, V] after these tokens, over a memory as each edit leaves it, in one forward."""
+    """Logits [edits, V] after these tokens, over a memory as each edit leaves it: one forward."""
     memories = [edit(held) for edit in edits]
 
     class Edited(NoCache):

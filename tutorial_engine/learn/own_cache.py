@@ -60,6 +60,35 @@ def transplant(
     return memory
 
 
+def exchange(memory: Memory, donor: Memory, layer: int, slots: Sequence[int], head: int) -> Memory:
+    """The memory with V of one K/V head in these slots of one layer from the donor."""
+    memory[layer][1][slots, head] = donor[layer][1][slots, head]
+    return memory
+
+
+def find_layer(flips: Callable[[list[int]], bool], num_layers: int) -> int:
+    """The one layer for which flips([layer]) is True, by halves: ⌈log2 num_layers⌉ calls."""
+    low, high = 0, num_layers  # it is one of these
+    while high - low > 1:
+        middle = (low + high) // 2
+        if flips(list(range(low, middle))):
+            high = middle
+        else:
+            low = middle
+    return low
+
+
+def keep(slots: Sequence[int], first: int, last: int) -> list[int]:
+    """Which of these slots stay: the first few and the last few, each once."""
+    count = len(slots)
+    return [slot for i, slot in enumerate(slots) if i < first or i >= count - last]
+
+
+EDITS: dict[str, Callable[..., Any]] = {  # of a memory: cells use them, no model runs them
+    one.__name__: one for one in (transplant, exchange, find_layer, keep)
+}
+
+
 class WriteAndRead:
     """A cache of the exercises, whose `update` writes and reads, for attention's two calls."""
 

@@ -16,15 +16,16 @@ from torch import Tensor
 from tutorial_engine.engine.generate import generate, serve
 from tutorial_engine.engine.request import Request
 from tutorial_engine.engine.runner import Run
+from tutorial_engine.lab.sink import Stay
 from tutorial_engine.learn.own import PARTS, OwnAttention, OwnModel
 from tutorial_engine.learn.own_cache import (
     CACHES,
+    EDITS,
     Memory,
     MyCache,
     Noting,
     bytes_copied,
     make_cache,
-    transplant,
 )
 from tutorial_engine.learn.parts import Parts, PartsHolder, Plugged
 from tutorial_engine.learn.verdict import Verdict, open_verdict
@@ -97,7 +98,7 @@ class OwnEngine(PartsHolder):
     """
 
     def __init__(self, model: CausalLM, tokenizer: Tokenizer, cached: bool = False) -> None:
-        super().__init__({**PARTS, transplant.__name__: transplant})
+        super().__init__({**PARTS, **EDITS})
         self.package, self.tokenizer, self.cached = model, tokenizer, cached
         self.model, self.cache_part = OwnModel(model, self.parts), "MyCache"
 
@@ -114,9 +115,9 @@ class OwnEngine(PartsHolder):
         return f"your engine ({num_own} of {len(self.names)} parts yours)"
 
     def use(self, function: Callable[..., Any], check: Callable[..., Verdict]) -> Plugged:
-        """A cache takes the place of the other one; `transplant` does not run in the model."""
+        """A cache takes the place of the other one; the edits of a memory run in no model."""
         plugged = super().use(function, check)
-        if plugged.name == transplant.__name__:
+        if plugged.name in EDITS:
             return plugged._replace(where="cells below")
         if plugged.name in CACHES:
             self.cache_part = plugged.name
@@ -141,12 +142,14 @@ class OwnEngine(PartsHolder):
 
     # -- a memory to look at and to change: always over MyCache, through its `update` alone -------
 
-    def memory(self, text: str) -> Memory:
-        """K and V of a text, all but its last token, as `MyCache` holds them: layer → (k, v).
+    def memory(self, text: str, num_tokens: int | None = None) -> Memory:
+        """K and V of a text's first tokens as `MyCache` holds them: layer → (k, v).
 
-        They are copies that may be changed. PartFailed when a part raises.
+        Without a number of all but its last token. They are copies that may be changed. PartFailed
+        when a part raises.
         """
-        return self._memory(self.tokenizer.encode(text).ids[:-1])
+        ids = self.tokenizer.encode(text).ids
+        return self._memory(ids[:-1] if num_tokens is None else ids[:num_tokens])
 
     @torch.no_grad()
     def _memory(self, token_ids: list[int]) -> Memory:
@@ -173,6 +176,37 @@ class OwnEngine(PartsHolder):
         """Logits [V] after one token that runs at this position, over a memory. PartFailed."""
         batch = Batch.from_sequences([[token_id]], [position])
         return self.model.compute_logits(self.model(batch, self._holding(memory)))[0]
+
+    @torch.no_grad()
+    def next_token(self, memory: Memory, text: str) -> Tensor:
+        """Probabilities [V] of what follows a text, when the memory holds its first tokens.
+
+        The other tokens of the text run. PartFailed as `generate`.
+        """
+        ids, held = self.tokenizer.encode(text).ids, len(memory[0][0])
+        return self.parts("run_new", self.model, self._holding(memory), ids, held).softmax(-1)
+
+    @torch.no_grad()
+    def loss(self, text: str, num_tokens: int, stay: Stay) -> float:
+        """The mean loss (nats) of a text's last tokens, when each sees only the slots that stay.
+
+        As `lab.sink.loss_without`, over the learner's cache: each of them runs alone, and what
+        `stay` does not name is thrown away before. PartFailed as `generate`.
+        """
+        ids, total = self.tokenizer.encode(text).ids, 0.0
+        begin = len(ids) - num_tokens - 1  # this token's logits foretell the first of the last
+        held: Memory = self._memory(ids[:begin])
+        slots = list(range(begin))
+        for at in range(begin, len(ids) - 1):
+            left = list(stay(slots))
+            rows = [slots.index(slot) for slot in left]
+            kept = {layer: (k[rows], v[rows]) for layer, (k, v) in held.items()}
+            attention = self._holding(kept)
+            attention.cache = noting = Noting(attention.cache)
+            logits = self.parts("run_new", self.model, attention, ids[: at + 1], at)
+            total -= float(logits.log_softmax(-1)[ids[at + 1]])
+            held, slots = noting.kv, [*left, at]
+        return total / num_tokens
 
     def _holding(self, memory: Memory) -> OwnAttention:
         """An attention over a new `MyCache` to which the memory was handed in one `update`."""

@@ -22,8 +22,10 @@ __getattr__, __all__ = hands_out(
             "bytes_picture, latency_picture, positions_picture, roofline_picture, work_picture"
         ),
         "calculator": "MemoryCalculator",
+        "chat_box": "ChatBox",
         "cell_explorer": "CellExplorer",
         "dial_explorer": "DialExplorer",
+        "fact_view": "FactExplorer, fact_picture",
         "gpu_plots": (
             "end_to_end_picture, gpu_memory_picture, gpu_timeline, padding_picture, serving_picture"
         ),
@@ -41,6 +43,7 @@ __getattr__, __all__ = hands_out(
         "queue_view": "queue_picture",
         "radix_view": "radix_tree",
         "request_plots": "one_request",
+        "real_plots": "first_slot_picture, first_tokens_picture, losses_picture",
         "rope_explorer": "RopeExplorer",
         "sampling_explorer": "SamplingExplorer",
         "sampling_plots": "draws_picture, margins_picture",

@@ -77,21 +77,39 @@ def player(
     if card:
         boxes = [" ".join(map(plain, box)) for box in (card.box, card.phone or card.box)]
         film["card"] = {"boxes": boxes, "speed": card.speed, "rows": card.rows}
-    script = (files("tutorial_engine.viz") / "player.js").read_text(encoding="utf-8")
-    return _PAGE.format(
-        title=escape(title),
-        lead=f'<p class="lead">{escape(lead)}</p>\n' if lead else "",
-        css=CSS,
-        style=_STYLE,
+    body = _BODY.format(
         pattern=PATTERN,
         font=f"{FONT}, sans-serif",
         box=escape(film["boxes"][0][1]),
         wide=plain(LARGEST * every[0].scene.width),
-        choices="".join(_choice(name, options) for name, options in choices.items()),
+        choices="".join(choice(name, options) for name, options in choices.items()),
         caption=escape(every[start].caption),
+    )
+    return shell(title, body, film, "player.js", lead=lead, links=links)
+
+
+def shell(
+    title: str,
+    body: str,
+    film: Mapping[str, Any],
+    script: str,
+    *,
+    lead: str = "",
+    links: Mapping[str, str] | None = None,
+    style: str = "",
+) -> str:
+    """A page that asks nothing of anybody: its words, its body, and a script of this folder.
+
+    The script finds `film` as JSON in the element of this id; `style` comes after a player's own.
+    """
+    return _PAGE.format(
+        title=escape(title),
+        lead=f'<p class="lead">{escape(lead)}</p>\n' if lead else "",
+        style=CSS + _STYLE + style,
+        body=body,
         links=_links(links or {}),
         film=_safe_json(film),
-        script=script,
+        script=(files("tutorial_engine.viz") / script).read_text(encoding="utf-8"),
     )
 
 
@@ -105,7 +123,7 @@ def _untitled(scene: Scene, said: str) -> Scene:
     return shown
 
 
-def _choice(name: str, options: Sequence[str]) -> str:
+def choice(name: str, options: Sequence[str]) -> str:
     """A control: its name, and a button for each option."""
     buttons = (f'<button aria-pressed="false">{escape(option)}</button>' for option in options)
     name = escape(name)
@@ -253,7 +271,7 @@ def _rising(numbers: Sequence[int]) -> list[int]:
     return chain
 
 
-def _safe_json(film: dict[str, Any]) -> str:
+def _safe_json(film: Mapping[str, Any]) -> str:
     """JSON that no text in it can end: `</script>` and `<!--` are written without their `<`."""
     return json.dumps(film, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
 
@@ -303,20 +321,7 @@ body,.bar{{background:#121212;color:#e4e7ea}}#told,.lead,.keys{{color:#a8b2ba}}a
 .bar button:hover{{background:#3a3f44}}
 :focus-visible{{outline-color:#6cb8ea}}}}
 """
-_PAGE = """<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy"
- content="default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'">
-<title>{title}</title>
-<style>{css}{style}</style>
-</head>
-<body>
-<main>
-<h1>{title}</h1>
-{lead}{choices}<p id="caption" aria-live="polite">{caption}</p>
+_BODY = """{choices}<p id="caption" aria-live="polite">{caption}</p>
 <div id="view" tabindex="0" role="region" aria-label="picture">
 <svg id="stage" xmlns="http://www.w3.org/2000/svg" class="te-scene" viewBox="{box}" role="img"
  aria-labelledby="caption" style="max-width:{wide}px">
@@ -336,7 +341,21 @@ or turn the phone sideways.</p>
 <option value="1.5" selected>normal</option><option value="4">fast</option></select></label>
 </div>
 <p class="keys">Keys: ← → one step, Home and End, space plays and pauses.</p>
-{links}</main>
+"""
+_PAGE = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy"
+ content="default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'">
+<title>{title}</title>
+<style>{style}</style>
+</head>
+<body>
+<main>
+<h1>{title}</h1>
+{lead}{body}{links}</main>
 <script type="application/json" id="film">{film}</script>
 <script>
 {script}</script>

@@ -1,0 +1,716 @@
+# %% [markdown]
+# # 06 · A real model: where is Paris?
+#
+# You have written the parts of an engine, and they ran a tiny model that tells stories. Here the same parts run a real
+# language model, one that answers questions. Then you look into its KV cache, and find the 64 numbers that decide
+# whether the capital of France is Paris or Rome.
+#
+# | section | what it is about | minutes |
+# |---|---|---|
+# | 1 | your parts run a real model | 10 |
+# | 2 | where in the cache the name of a country passes | 35 |
+# | 3 | the slot that nobody may throw away | 15 |
+# | 4 | a conversation is a prefix cache | 15 |
+#
+# Plan about 75 minutes. You should have done notebook 01, and 02 up to section 4. For section 4 also 03 to 05.
+
+# %% [markdown]
+# This notebook is optional. It needs a real model, SmolLM2-135M-Instruct: `make real` brings it once (93 MB). After that no network is
+# needed. Where the model is not here, each cell shows what it showed when this notebook was made.
+
+# %%
+from tutorial_engine.learn import the_real_model
+
+folder = the_real_model("06_real_model.ipynb")  # 93 MB, brought once
+
+# %%
+import torch
+
+from tutorial_engine.learn import OwnEngine, OwnServer, Predictions, bring, show_source
+from tutorial_engine.model import load_model, load_tokenizer
+from tutorial_engine.sampling import SamplingParams
+from tutorial_engine.viz import token_label, token_labels
+
+torch.set_grad_enabled(False)
+predictions = Predictions("06")
+model, tokenizer = load_model(folder, dtype=torch.float32), load_tokenizer(folder)
+c = model.config
+print(f"{model.num_parameters():,} weights in {c.num_hidden_layers} layers")
+
+# %% [markdown]
+# ## 1 · It speaks
+#
+# **Objective:** let the functions that you wrote for the tiny model run a real one.
+#
+# The next cells read your notebooks 01 and 02 from their saved files. What is right there runs here. A line with ☐ names
+# parts that are still the package's.
+
+# %%
+mine = OwnEngine(model, tokenizer, cached=True)
+bring(mine, "01_attention_rope.ipynb")
+
+# %%
+bring(mine, "02_kv_cache.ipynb")
+
+# %%
+FRANCE = "The capital of France is the city of"
+mine.tell(FRANCE, SamplingParams(max_tokens=20))
+
+# %% [markdown]
+# The model has read a large part of the English web, so it knows Paris. Is this text the same elsewhere? The next cell
+# asks transformers, and compares with what vLLM 0.32 said; that was recorded.
+
+# %%
+from transformers import AutoModelForCausalLM, logging
+
+from tutorial_engine.lab import vllm_said
+
+logging.disable_progress_bar()
+logging.set_verbosity_error()
+theirs = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+ids = tokenizer.encode(FRANCE).ids
+yours = list(mine.generate(FRANCE, SamplingParams(max_tokens=20)).output_token_ids)
+hf = theirs.generate(torch.tensor([ids]), max_new_tokens=20, do_sample=False)[0, len(ids) :]
+print("the tokens of transformers:", yours == hf.tolist())
+print("the tokens of vLLM 0.32:   ", yours == vllm_said(ids))
+
+# %% [markdown]
+# This is the tiny model beside the real one:
+
+# %% jupyter={"source_hidden": true}
+from tutorial_engine.cache import KVCacheSpec
+
+tiny = load_model()
+SIZES = {
+    "vocabulary": "vocab_size",
+    "layers": "num_hidden_layers",
+    "hidden size": "hidden_size",
+    "MLP size": "intermediate_size",
+    "query heads": "num_attention_heads",
+    "K/V heads": "num_key_value_heads",
+    "numbers of a head": "head_dim",
+    "RoPE θ": "rope_theta",
+}
+rows = {name: [getattr(m.config, size) for m in (tiny, model)] for name, size in SIZES.items()}
+rows["weights"] = [m.num_parameters() for m in (tiny, model)]
+rows["bytes of K and V a token"] = [
+    KVCacheSpec.from_model(m.config, torch.float32).bytes_per_token for m in (tiny, model)
+]
+print(f"{'':26}{'tiny (Qwen3)':>14}{'SmolLM2 (Llama)':>18}")
+for name, (small, large) in rows.items():
+    print(f"{name:26}{small:14,.0f}{large:18,.0f}")
+
+# %% [markdown]
+# The tiny model has the architecture of Qwen3, and SmolLM2 that of Llama. How much differs between them? This is attention in
+# the package, for both:
+
+# %%
+from tutorial_engine.model import SelfAttention
+
+show_source(SelfAttention.forward)
+
+# %% [markdown]
+# In a Llama, `q_norm` and `k_norm` are `nn.Identity`: they change nothing. A Qwen3 has RMSNorms there. The third
+# difference is in the sizes: `head_dim` need not be hidden size / heads. All else is the same code.
+#
+# Your `layer` of notebook 01 normalises q and k, as Qwen3 does. So here the package gives it norms whose weights are 1, and
+# gives each q and k its own length back before attention. RoPE does not change lengths, so the result is that of a
+# Llama.
+
+# %% [markdown]
+# ## 2 · Where is Paris?
+#
+# **Objective:** find the numbers in the cache that decide which country the model speaks of.
+#
+# Here are two texts that differ in one token.
+
+# %%
+ITALY = "The capital of Italy is the city of"
+for text in (FRANCE, ITALY):
+    print(token_labels(tokenizer, tokenizer.encode(text).ids))
+
+PARIS, ROME = (tokenizer.encode(word).ids[0] for word in (" Paris", " Rome"))
+
+# %% [markdown]
+# The country is in slot 3. `mine.memory(text, 4)` runs the first four tokens, and returns copies of what your cache then
+# holds: layer → (k, v), each [tokens, K/V heads, head_dim]. So the last four tokens, " is the city of", have not run yet.
+# `mine.next_token(memory, text)` runs them over such a memory, and returns the probabilities of what comes next.
+
+# %%
+italy = mine.memory(ITALY, 4)
+print("K and V of a layer:", [list(x.shape) for x in italy[0]])
+print(
+    f"numbers in slot 3, in all layers: {sum(x[3].numel() for kv in italy.values() for x in kv):,}"
+)
+
+
+def chances(memory):
+    """How likely Paris and Rome are after the text of France, over this memory."""
+    probs = mine.next_token(memory, FRANCE)
+    return f"Paris {float(probs[PARIS]):.2f}, Rome {float(probs[ROME]):.2f}"
+
+
+print("nothing exchanged:", chances(mine.memory(FRANCE, 4)))
+
+# %% [markdown]
+# Now we exchange what slot 3 holds, as in notebook 02: the text on the screen says France, and slot 3 gets numbers
+# from the memory of the other text. `mine.transplant` is your function of notebook 02.
+
+# %%
+predictions.ask(
+    "which",
+    "In slot 3 we exchange either all K or all V, in all thirty layers. After which of the two does the model say Rome?",
+    ["K", "V", "each of them alone", "neither: it takes both"],
+)
+
+
+# %%
+def exchanged(layers, which):
+    """The memory of France's text, with K or V of Italy in slot 3 of these layers."""
+    memory = mine.memory(FRANCE, 4)
+    for layer in layers:
+        memory = mine.transplant(memory, italy, layer, [3], which)
+    return memory
+
+
+all_layers = range(c.num_hidden_layers)
+told = {which: chances(exchanged(all_layers, which)) for which in ("K", "V")}
+says_rome = [int(mine.next_token(exchanged(all_layers, w), FRANCE).argmax()) == ROME for w in "KV"]
+if predictions.reveal("which", {(1, 0): 0, (0, 1): 1, (1, 1): 2, (0, 0): 3}[tuple(says_rome)]):
+    for which, line in told.items():
+        print(f"{which} of all layers exchanged:", line)
+
+# %% [markdown]
+# The key says how the slot is found, and both countries are found in the same way. The value is what the slot passes on.
+# These are V of thirty layers. Do all of them matter?
+
+# %%
+predictions.ask(
+    "layers",
+    "What is the smallest number of layers whose V must be exchanged, so that the model says Rome?",
+    ["1", "5", "15", "30"],
+)
+
+# %% [markdown]
+# One way to find out is to try each layer alone: thirty runs. If a single layer does it, there is a faster way. Exchange one
+# half of the layers. If the answer flips to Rome, the layer is in this half, and else it is in the other one. Then halve again.
+#
+# ### Exercise 1: find the layer by halves (10 minutes)
+#
+# `flips(layers)` gets a list of layers, runs the model with V of these exchanged, and returns True if it then says
+# Rome. Return the layer that does it alone. For thirty layers, five runs are enough.
+#
+# <details><summary>Hint</summary>Keep two borders, <code>low</code> and <code>high</code>: the layer is one of
+# <code>range(low, high)</code>. Each question moves one of them to the middle. When is only one layer left?</details>
+
+
+# %% tags=["exercise"]
+def find_layer(flips, num_layers):
+    """The one layer for which flips([layer]) is True. flips takes a list of layers."""
+    ### BEGIN SOLUTION
+    low, high = 0, num_layers
+    while high - low > 1:
+        middle = (low + high) // 2
+        if flips(list(range(low, middle))):
+            high = middle
+        else:
+            low = middle
+    return low
+    ### END SOLUTION
+
+
+# %%
+from tutorial_engine.learn import check_find_layer
+
+mine.use(find_layer, check_find_layer)
+
+# %% [markdown]
+# Now it searches in the real model:
+
+
+# %%
+def flips(layers):
+    """Does the model say Rome when V of these layers is exchanged?"""
+    says = int(mine.next_token(exchanged(layers, "V"), FRANCE).argmax())
+    print(f"V of layers {layers[0]} to {layers[-1]}: {token_label(tokenizer, says)}")
+    return says == ROME
+
+
+layer = mine.parts("find_layer", flips, c.num_hidden_layers)
+print(f"found: layer {layer}")
+
+# %%
+alone = int(mine.next_token(exchanged([layer], "V"), FRANCE).argmax()) == ROME
+if predictions.reveal("layers", "1" if alone else "30"):
+    for one in (layer - 1, layer, layer + 1):
+        print(f"V of layer {one} alone:", chances(exchanged([one], "V")))
+
+# %% [markdown]
+# One layer of thirty decides. Its neighbours change nothing.
+#
+# In this layer, slot 3 has three K/V heads of 64 numbers each. Three query heads read each of them (GQA).
+#
+# ### Exercise 2: exchange one head (3 minutes)
+#
+# Copy V of one K/V head of some slots of one layer from `donor` to `memory`, and return `memory`. V is
+# [tokens, K/V heads, head_dim]. `slots` is a list, `head` a number. K, the other heads and the donor stay as they are.
+#
+# <details><summary>Hint</summary>Two indices side by side choose a slot and a head: <code>v[slots, head]</code>.</details>
+
+
+# %% tags=["exercise"]
+def exchange(memory, donor, layer, slots, head):
+    """Copy V of this K/V head of these slots of one layer from donor to memory -> memory."""
+    ### BEGIN SOLUTION
+    memory[layer][1][slots, head] = donor[layer][1][slots, head]
+    return memory
+    ### END SOLUTION
+
+
+# %%
+from tutorial_engine.learn import check_exchange
+
+mine.use(exchange, check_exchange)
+
+# %%
+for head in range(c.num_key_value_heads):
+    memory = mine.parts("exchange", mine.memory(FRANCE, 4), italy, layer, [3], head)
+    print(f"V of layer {layer}, K/V head {head}:", chances(memory))
+
+# %% [markdown]
+# These are **64 numbers**: 256 bytes in a cache that holds 11,520 numbers for this token. The next cell
+# tries all 180 pieces of 64 numbers, one by one: thirty layers, three heads, K and V.
+
+# %% tags=["figure-fact"]
+from tutorial_engine.lab import TwoTexts
+from tutorial_engine.viz import fact_picture
+
+two = TwoTexts.of(model, tokenizer, FRANCE, ITALY)
+fact_picture(two, tokenizer)
+
+# %% [markdown]
+# **Who reads them?** Query heads 3 to 5 read K/V head 1. Below is query head 4 of this layer, for the last token, "·of".
+# It gives most of its attention to "·France". This head takes what slot 3 has to say to the place where the next token is
+# chosen.
+
+# %% tags=["figure-reads"]
+from tutorial_engine.viz import AttentionExplorer
+
+AttentionExplorer(model, tokenizer, FRANCE, layer=layer, head=4)
+
+# %% [markdown]
+# **Is it only France and Italy?** One pair proves little. The next cell takes 60 random pairs of 37 countries. It exchanges V of one
+# layer in each, and counts how often the model then names the capital of the other country.
+
+# %% jupyter={"source_hidden": true}
+import random
+from collections import Counter
+
+COUNTRIES = (
+    "France Italy Japan Egypt Germany Spain Greece Russia China India Canada Mexico Brazil Peru "
+    "Chile Cuba Iran Iraq Israel Turkey Poland Austria Sweden Norway Finland Denmark Portugal "
+    "Ireland Hungary Ukraine Thailand Vietnam Kenya Argentina Colombia Switzerland Belgium"
+).split()
+draw = random.Random(6)
+pairs = [draw.sample(COUNTRIES, 2) for _ in range(60)]
+
+
+def count_flips(which_layers):
+    """Layer → of how many pairs the answer becomes the other country's; and how many keep theirs."""
+    flipped, kept = Counter(), Counter()
+    for a, b in pairs:
+        both = [f"The capital of {country} is the city of" for country in (a, b)]
+        of_pair = TwoTexts.of(model, tokenizer, *both)
+        old, new = of_pair.answers
+        probs = of_pair.after([of_pair.exchange([one]) for one in which_layers])
+        for one, answer in zip(which_layers, probs.argmax(-1).tolist(), strict=True):
+            flipped[one] += answer == new
+            kept[one] += answer == old
+    return flipped, kept
+
+
+# %%
+predictions.ask(
+    "control",
+    f"V of layer {layer} alone, 60 pairs of countries. How often does the answer become that of the other country?",
+    ["about 5 times", "about 30 times", "more than 50 times"],
+)
+
+# %%
+flipped, kept = count_flips((layer - 1, layer, layer + 1))
+truth = next(i for i, most in enumerate((15, 45, 60)) if flipped[layer] <= most)
+for one in flipped if predictions.reveal("control", truth) else ():
+    print(
+        f"layer {one}: the other country's answer {flipped[one]:2} of 60, its own {kept[one]:2} of 60"
+    )
+
+# %% [markdown]
+# So it is a place where such sentences pass on their subject, and no accident of one pair. It is not only capitals, either:
+
+# %% jupyter={"source_hidden": true}
+OTHERS = [
+    ("Anna lives in Berlin, in the country of", "Anna lives in Madrid, in the country of"),
+    ("The Eiffel Tower is in the city of", "The Colosseum is in the city of"),
+]
+for first, second in OTHERS:
+    other = TwoTexts.of(model, tokenizer, first, second)
+    before, after = other.after([dict, other.exchange([layer])])
+    old, new = (token_label(tokenizer, int(probs.argmax())) for probs in (before, after))
+    print(f"{first} …  {old} {float(before.max()):.2f} becomes {new} {float(after.max()):.2f}")
+
+# %% [markdown]
+# **Exchange, do not erase.** A simpler experiment would set V of this layer to zero. What is left then?
+
+# %%
+erased = mine.memory(FRANCE, 4)
+erased[layer][1][3] = 0
+best = mine.next_token(erased, FRANCE).topk(3)
+for chance, token in zip(best.values.tolist(), best.indices.tolist(), strict=True):
+    print(f"{token_label(tokenizer, token):10} {chance:.2f}")
+
+# %% [markdown]
+# Without these numbers the model still knows that a city must come, but not which one. Erasing shows that something is
+# missing. Only the exchange shows *what* passes there.
+#
+# **Your own sentence.** Write two texts with as many tokens, which end in the same word. Choose what is exchanged, and
+# move the slider from layer to layer. (Each new pair of texts takes a few seconds.) Try other facts: animals and their young,
+# inventors, colours. Is it always layer 23?
+
+# %% tags=["figure-own-sentence"]
+from tutorial_engine.viz import FactExplorer
+
+explorer = FactExplorer(
+    model,
+    tokenizer,
+    "Anna lives in Berlin, in the country of",
+    "Anna lives in Madrid, in the country of",
+)
+explorer.set(step=layer)
+explorer
+
+# %% [markdown]
+# **In a chat.** SmolLM2 answers questions. A *chat template* writes the roles around a question, and the model goes on as
+# the assistant. What does it say of France when V of layer 23 is Italy's?
+
+# %%
+from tutorial_engine.engine import load_chat_template
+
+template = load_chat_template(folder)
+
+
+def question(country):
+    """The text of a chat that asks for a capital."""
+    asked = [{"role": "user", "content": f"What is the capital of {country}?"}]
+    return template.render(asked)
+
+
+chat, other_chat = question("France"), question("Italy")
+print(chat)
+both = zip(*(tokenizer.encode(text).ids for text in (chat, other_chat)), strict=True)
+slot = next(i for i, (a, b) in enumerate(both) if a != b)
+print(f"the country is in slot {slot}")
+
+# %%
+memory, donor = mine.memory(chat, slot + 1), mine.memory(other_chat, slot + 1)
+print("untouched:", mine.go_on(memory, chat)[len(chat) :])
+memory = mine.transplant(memory, donor, layer, [slot], "V")
+print("exchanged:", mine.go_on(memory, chat)[len(chat) :])
+
+# %% [markdown]
+# It answers in Italian, or what a small model takes for Italian. The screen says France. V of one slot in one layer says
+# Italy, and more than its capital: also its language.
+#
+# **What this shows, and what not.**
+#
+# - It is one small model, and sentences of one kind. In the chat above, head 1 alone is not enough.
+# - The fact is *not stored* in the 64 numbers. They were computed by layers 0 to 22, from the token and from the weights;
+#   the knowledge is in the weights. The 64 numbers are the place through which it *passes* to the tokens that
+#   come later.
+# - The method is called *activation patching*.
+#   [Meng et al. 2022](https://arxiv.org/abs/2202.05262) (ROME) traced facts so in GPT-2 XL and GPT-J. MLPs of the middle layers
+#   write what is known about a subject at its last token, and later layers read it from there.
+#   [Geva et al. 2023](https://arxiv.org/abs/2304.14767) found attention heads that take the answer from there to the last token.
+#   Ours is such a place, seen in the cache.
+#   [Heimersheim and Nanda 2024](https://arxiv.org/abs/2404.15255) tell how such experiments are read, and misread.
+
+# %% [markdown]
+# ## 3 · The slot that nobody may throw away
+#
+# **Objective:** find out which slots a full cache may lose.
+#
+# A cache gets full. Then an engine may throw slots away. Here is a text, and the model's *loss* on its last
+# 40 tokens: the mean of −log of the probability that the model gave to the token that came. Less is better. While these 40 run, one
+# by one, some slots are missing.
+
+# %% jupyter={"source_hidden": true}
+from tutorial_engine.lab import loss_without
+
+WATER = (
+    "The water cycle describes how water moves on our planet. The sun warms the sea, and some of "
+    "the water becomes vapour. The vapour rises with the warm air. High above the ground the air is "
+    "cold, so the vapour turns into small drops, and many drops together are a cloud. When the "
+    "drops grow heavy, they fall as rain or snow. Part of the rain flows in rivers back to the sea. "
+    "The rest sinks into the ground, where plants drink it with their roots, or it comes to light "
+    "again in a spring. Then the"
+)
+water_ids = tokenizer.encode(WATER).ids
+LAST = 40
+
+
+def loss(stay):
+    """The loss of the last 40 tokens. `stay` gets the list of slots, and returns those that stay."""
+    return loss_without(model, water_ids, LAST, stay)
+
+
+print(f"{len(water_ids)} tokens; with all slots the loss is {loss(lambda slots: slots):.2f}")
+
+# %%
+predictions.ask(
+    "sink",
+    "Which loss of slots does the most harm?",
+    ["slot 0, the first word, “The”", "slots 1 to 20", "all but the first and the last 32"],
+)
+
+# %% tags=["figure-losses"]
+from tutorial_engine.viz import losses_picture
+
+TRIED = {
+    "all slots": lambda slots: slots,
+    "without slot 0": lambda slots: [s for s in slots if s != 0],
+    "without slots 1 to 20": lambda slots: [s for s in slots if not 1 <= s <= 20],
+    "the first and the last 32": lambda slots: slots[:1] + slots[1:][-32:],
+    "the last 33": lambda slots: slots[-33:],
+}
+losses = {name: loss(stay) for name, stay in TRIED.items()}
+harm = [losses[name] for name in [*TRIED][1:4]]
+chosen = predictions.reveal("sink", harm.index(max(harm)))
+losses_picture(losses, LAST) if chosen else None
+
+# %% [markdown]
+# Slot 0 alone is worth more than twenty others, and more than half of the text. Yet it holds the word "The". Why?
+
+# %% tags=["figure-first-slot"]
+from tutorial_engine.lab import first_slot
+from tutorial_engine.viz import first_slot_picture
+
+first_slot_picture(*first_slot(model, water_ids))
+
+# %% [markdown]
+# Softmax gives out shares that sum to 1. A head that finds nothing must still put its attention somewhere. It has learned to put
+# it on slot 0, which every token sees, and whose V is short, so that it adds nearly nothing. If slot 0 is gone, this attention
+# falls on slots with long values, and disturbs all layers.
+# [Xiao et al. 2023](https://arxiv.org/abs/2309.17453) call it an *attention sink*.
+#
+# So a cache that drops old tokens keeps the first ones: llama.cpp has `--keep` for its context shift (notebook 04), and
+# StreamingLLM keeps four. OpenAI's gpt-oss gives each head a learned number in the sum of the softmax instead, a sink without
+# a slot.
+#
+# ### Exercise 3: what stays? (5 minutes)
+#
+# Write the policy: of a list of slots, the first `first` and the last `last` stay, in their order, each once. There may be fewer
+# slots than that.
+#
+# <details><summary>Hint</summary>Both 0 and overlaps are cases: try <code>last = 0</code>, and 5 slots with
+# <code>first = 4</code> and <code>last = 6</code>.</details>
+
+
+# %% tags=["exercise"]
+def keep(slots, first, last):
+    """Which of these slots stay: the first few and the last few. -> list"""
+    ### BEGIN SOLUTION
+    count = len(slots)
+    return [slot for i, slot in enumerate(slots) if i < first or i >= count - last]
+    ### END SOLUTION
+
+
+# %%
+from tutorial_engine.learn import check_keep
+
+mine.use(keep, check_keep)
+
+# %% [markdown]
+# Now let your own cache work with it. Choose `first` and `last` so that at most 33 slots stay, and the loss is at most
+# 0.2 above that of the full cache. (It runs 40 tokens one by one: some seconds.)
+
+# %%
+first, last = 1, 32  # try others: 0 and 33, 4 and 16, 20 and 13
+
+
+def stay(slots):
+    return mine.parts("keep", slots, first, last)
+
+
+with_keep = mine.loss(WATER, LAST, stay)
+print(f"{first} first and {last} last: loss {with_keep:.2f}, all slots: {losses['all slots']:.2f}")
+good = first + last <= 33 and with_keep <= losses["all slots"] + 0.2
+print(
+    "✔ a third of the slots is nearly enough" if good else "✘ more than 33 slots, or 0.2 too much"
+)
+
+# %% [markdown]
+# ## 4 · A conversation is a prefix cache
+#
+# **Objective:** see what your prefix cache, scheduler and block tables do for one person who talks to a model.
+#
+# A model remembers nothing between two questions. Each turn sends the whole conversation again. So the prompt of
+# a turn begins with all that was said before. The next cell makes an engine with pages and brings your parts of all
+# notebooks into it.
+
+# %%
+server = OwnServer(model, tokenizer, memory="pages", num_blocks=8, block_size=16)
+print(bring(server, "01_attention_rope.ipynb"))
+print(bring(server, "02_kv_cache.ipynb"))
+print(bring(server, "03_scheduler.ipynb"))
+print(bring(server, "04_paged_cells.ipynb"))
+print(bring(server, "05_sharing.ipynb"))
+
+# %%
+from tutorial_engine.lab import Conversation
+
+QUESTIONS = ["What is the capital of France?", "And of Italy?", "Which of the two is older?"]
+options = {"max_num_seqs": 1, "max_model_len": 128}
+
+
+def talk(**more):
+    """Three turns with an engine of your parts."""
+    conversation = Conversation(server.engine(**options, **more), template)
+    for question in QUESTIONS:
+        conversation.say(question)
+    return conversation
+
+
+talked = talk()
+for turn in talked.turns:
+    print(
+        f"you:   {turn.question}\nmodel: {turn.answer}   [{len(turn.prompt_token_ids)} prompt tokens]"
+    )
+
+# %%
+predictions.ask(
+    "turns",
+    "Blocks have 16 tokens. Of the 84 prompt tokens of the third turn, how many does your `find` find in the cache?",
+    ["0", "37", "64", "80"],
+)
+
+# %%
+found = [turn.num_found for turn in talked.turns]
+if predictions.reveal("turns", found[-1]):
+    for turn in talked.turns:
+        total = len(turn.prompt_token_ids)
+        print(f"{total} prompt tokens: {turn.num_found} found, {total - turn.num_found} run")
+
+# %% [markdown]
+# When the second turn had ended, K and V of its prompt and of its answer were in the cache: four full blocks, and a
+# fifth one that was not full. Below is the step in which the third turn is admitted (T3). It takes the four blocks from
+# the turns before it, by their hashes.
+
+# %% tags=["figure-conversation"]
+from tutorial_engine.viz import block_view
+
+trace = talked.engine.trace.trace()
+used = sorted({i for turn in talked.turns for i in (*turn.prompt_token_ids, *turn.token_ids)})
+labels = {i: token_label(tokenizer, i) for i in used}
+third = sum(len(turn.token_ids) for turn in talked.turns[:2])  # each step brought one token
+block_view(trace, step=third, labels=labels)
+
+# %% [markdown]
+# Whoever waits for the answer feels it: only the tokens that were not found must run before the first new one can be chosen.
+# The next cell talks once more without a prefix cache, and measures the time to the first token (TTFT) of each turn.
+
+# %% tags=["figure-first-tokens", "nbval-ignore-output"]
+from tutorial_engine.viz import first_tokens_picture
+
+without = talk(prefix_caching=False)
+waits = {
+    name: [(len(turn.prompt_token_ids), turn.num_found, turn.ttft) for turn in one.turns]
+    for name, one in {"with the prefix cache": talked, "without": without}.items()
+}
+first_tokens_picture(waits)
+
+# %% [markdown]
+# **Eight users.** A service tells its model first what it is to be: the *system prompt*. It is the same for all users. Eight
+# users ask one question each. (Here the package's parts run: they are faster, and speed is what we look at.)
+
+# %% jupyter={"source_hidden": true}
+import time
+
+from tutorial_engine.cache import PagedKVCache
+from tutorial_engine.engine import EngineConfig, LLMEngine
+
+SYSTEM = (
+    "You are a guide in a museum of science. Answer in one short sentence, with simple words that a "
+    "child understands. Speak of science and of its history, and of nothing else. If you do not know "
+    "an answer, say so, and name the room of the museum where the visitor can find out more."
+)
+ASKED = [
+    *("What is a magnet?", "Why is the sky blue?", "Who was Marie Curie?", "What is a star?"),
+    *("How do birds fly?", "What is DNA?", "Why does ice float?", "What is a fossil?"),
+]
+prompts = [
+    template.prompt(
+        tokenizer, [{"role": "system", "content": SYSTEM}, {"role": "user", "content": one}]
+    )
+    for one in ASKED
+]
+
+
+def eight(together, prefix_caching=True):
+    """Serve the eight; their outputs, the blocks in use at most, and seconds."""
+    pool = PagedKVCache.from_config(c, num_blocks=96, block_size=16, prefix_caching=prefix_caching)
+    engine = LLMEngine(
+        model, tokenizer, EngineConfig(max_num_seqs=8, max_model_len=256), memory=pool
+    )
+    waiting, outputs, most, began = list(enumerate(prompts)), {}, 0, time.perf_counter()
+    while waiting or engine.has_unfinished_requests():
+        while waiting and (together or not engine.has_unfinished_requests()):
+            number, prompt = waiting.pop(0)
+            engine.add_request(str(number), prompt, SamplingParams(max_tokens=24))
+        outputs |= {output.request_id: output for output in engine.step()}
+        most = max(most, pool.blocks.num_blocks - pool.blocks.num_free)
+    return [outputs[str(i)] for i in range(8)], most, time.perf_counter() - began
+
+
+# %%
+shared, blocks_shared, seconds = eight(together=True)
+alone, _, seconds_alone = eight(together=False)
+apart, blocks_apart, _ = eight(together=True, prefix_caching=False)
+print("prompt tokens:         ", [len(output.prompt_token_ids) for output in shared])
+print("found in the cache:    ", [output.num_cached_tokens for output in shared])
+print(f"blocks in use at most:  {blocks_shared}, without sharing {blocks_apart}")
+same = [output.outputs[0].token_ids for output in shared] == [
+    output.outputs[0].token_ids for output in apart
+]
+print("the same tokens:       ", same)
+
+# %% tags=["nbval-ignore-output"]
+tokens = sum(len(output.outputs[0].token_ids) for output in shared)
+print(
+    f"one after the other: {tokens / seconds_alone:.0f} tokens/s; together: {tokens / seconds:.0f}"
+)
+
+# %% [markdown]
+# All eight are admitted in one step. The first one runs the system prompt, and the other seven find its blocks in
+# the same step, as in notebook 05.
+#
+# **Talk to it.** Write a line and press Enter. Your parts answer, about ten tokens a second. Below each answer you see what
+# was found. Say something twice, or ask about what you said before. (*Interrupt the kernel* ends an answer.)
+
+# %%
+from tutorial_engine.viz import ChatBox
+
+large = server.engine(max_num_seqs=1, max_model_len=1024, num_blocks=64)
+box = ChatBox(Conversation(large, template, SamplingParams(max_tokens=80)))
+box
+
+# %% [markdown]
+# In a terminal, `make chat` does the same with the package's parts. It is as fast as the engine can be on this machine.
+#
+# ## What you can do now
+#
+# You have run a real language model with functions that you wrote, token for token like transformers and vLLM. You can find out
+# which numbers of a cache carry a piece of information, and you know what such an experiment does not prove. You know which slot
+# a cache must keep, and why a conversation gets faster with a prefix cache. This is the end of the series. Where to go
+# on: [Reading on](../docs/reading-on.md).
+
+# %%
+print(predictions.score())
