@@ -75,6 +75,14 @@ def test_the_page_is_one_file_and_says_what_the_file_says() -> None:
         assert sum(bool(re.fullmatch(r"[kv]\.\d+\.\d+", name)) for name in names) == 180
 
 
+def test_the_readme_counts_these_numbers() -> None:
+    all_of_a_token = LAYERS * HEADS * SAID["head_dim"] * len("kv")
+    readme = (players.NOTEBOOKS.parent / "README.md").read_text(encoding="utf-8")
+    assert f"Exchange {SAID['head_dim']} of the {all_of_a_token:,} numbers" in readme
+    found = answer(SAID["pairs"][0], "v", 1, range(23, 24))
+    assert SAID["tokens"][found[0]][1] == "Rome" and "capital of France is Rome" in readme
+
+
 def test_it_is_the_first_player_of_the_site() -> None:
     page = site.players_page()
     first = re.findall(r"^## (.+)$", page, re.M)[0]

@@ -482,7 +482,7 @@ def test_allocate_of_notebook_04_runs_with_shared_evicted_and_copied_blocks(
 
 def test_a_file_without_a_number_is_refused(cached: OwnEngine) -> None:
     with pytest.raises(
-        ValueError, match=r"must have one of \['01', '02', '03', '04'\] in its name"
+        ValueError, match=r"must have one of \['01', '02', '03', '04', '05'\] in its name"
     ):
         bring(cached, "none.ipynb")
 

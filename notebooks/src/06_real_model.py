@@ -5,6 +5,9 @@
 # language model, one that answers questions. Then you look into its KV cache, and find the 64 numbers that decide
 # whether the capital of France is Paris or Rome.
 #
+# Plan about 75 minutes. You should have done notebook 01, and 02 up to section 4. For section 4 also 03 to 05.
+
+# %% [markdown]
 # | section | what it is about | minutes |
 # |---|---|---|
 # | 1 | your parts run a real model | 10 |
@@ -12,9 +15,6 @@
 # | 3 | the slot that nobody may throw away | 15 |
 # | 4 | a conversation is a prefix cache | 15 |
 #
-# Plan about 75 minutes. You should have done notebook 01, and 02 up to section 4. For section 4 also 03 to 05.
-
-# %% [markdown]
 # This notebook is optional. It needs a real model, SmolLM2-135M-Instruct: `make real` brings it once (93 MB). After that no network is
 # needed. Where the model is not here, each cell shows what it showed when this notebook was made.
 

@@ -128,6 +128,7 @@ def known() -> dict[str, Any]:
 
 def write_page(path: Path, links: Mapping[str, str] | None = None) -> Path:
     """Write the page from what the file says → where it is. `links`: words -> address."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(fact_page(known(), links=links), encoding="utf-8")
     return path
 

@@ -36,7 +36,7 @@ BEGINS = 9  # there the block tables cross; the last step is left out, for its p
 PHONE = (312, 56, 446, 362)  # tables and pool, when they are as near as this leaves them:
 LINES, SHORTER = (352, 556), 120  # from where to where lines lead; how much shorter a phone's are
 # which the readme shows on dark pages, too
-DARK = {"02_transplant", "03_places", "05_leak", "06_fact"}
+DARK = {"03_places", "05_leak", "06_fact"}
 
 
 def shown(code: str, scope: dict[str, Any]) -> Any:

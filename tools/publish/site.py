@@ -78,11 +78,6 @@ def lesson_of(code: str) -> Lesson:
     raise ValueError(f"there is no lesson {code!r}; there are {[one.code for one in LESSONS]}")
 
 
-def has_lesson(notebook: str) -> bool:
-    """Whether a lesson has been written."""
-    return any(lesson.notebook == notebook for lesson in LESSONS)
-
-
 def page_of(lesson: Lesson) -> str:
     """Where a lesson's first page lies in the site, without its ending."""
     return f"lessons/{name_of(lesson)}"
@@ -147,8 +142,7 @@ def players_page() -> str:
         "space bar work.\n",
     ]
     for show in players.entries():
-        there = has_lesson(show.lesson)
-        where = f" · Lesson {link(lesson_of(show.lesson), show.heading)}" if there else ""
+        where = f" · Lesson {link(lesson_of(show.lesson), show.heading)}"
         lines += [
             f"## {show.title}\n",
             f'<a href="players/{show.file}"><img class="poster" src="players/{show.name}.png" '
@@ -161,12 +155,10 @@ def players_page() -> str:
 
 def links_of(show: players.Entry) -> dict[str, str]:
     """Where a player leads to: the section about it, and the others."""
-    section = {}
-    if has_lesson(show.lesson):
-        lesson = lesson_of(show.lesson)
-        goal = f"../{place(lesson, show.heading, '.html')}"
-        section[f"Lesson {lesson.code}: {show.heading}"] = goal
-    return section | {
+    lesson = lesson_of(show.lesson)
+    goal = f"../{place(lesson, show.heading, '.html')}"
+    return {
+        f"Lesson {lesson.code}: {show.heading}": goal,
         "All players": "../players.html",
         "All lessons": "../lessons/index.html",
     }

@@ -212,7 +212,7 @@ class OwnEngine(PartsHolder):
         """An attention over a new `MyCache` to which the memory was handed in one `update`."""
         cache = make_cache(self.parts, MyCache.__name__, self.model.config, 0)
         with self.parts.blamed(MyCache.__name__):
-            for layer, (k, v) in memory.items():
+            for layer, (k, v) in memory.items() if len(memory[0][0]) else ():
                 cache.update(layer, k, v, Batch.from_sequences([[0] * len(k)]))
         return OwnAttention(self.parts, cache)
 
