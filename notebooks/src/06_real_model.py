@@ -664,7 +664,7 @@ def eight(together, prefix_caching=True):
     while waiting or engine.has_unfinished_requests():
         while waiting and (together or not engine.has_unfinished_requests()):
             number, prompt = waiting.pop(0)
-            engine.add_request(str(number), prompt, SamplingParams(max_tokens=24))
+            engine.add_request(str(number), prompt, SamplingParams(max_tokens=16))
         outputs |= {output.request_id: output for output in engine.step()}
         most = max(most, pool.blocks.num_blocks - pool.blocks.num_free)
     return [outputs[str(i)] for i in range(8)], most, time.perf_counter() - began

@@ -26,7 +26,7 @@ from tutorial_engine import as_vllm
 from tutorial_engine.engine.llm import LLM
 from tutorial_engine.lab.beside_vllm import compare, read_runs
 from tutorial_engine.lab.doctor import processor_name
-from tutorial_engine.lab.real import NAME, where_it_is
+from tutorial_engine.lab.real import NAME, VLLM_SAID, where_it_is
 from tutorial_engine.model.checkpoint import TINY, load_model
 from tutorial_engine.sampling.params import SamplingParams
 
@@ -121,6 +121,9 @@ def chat_with_a_real_model() -> tuple[str, list[str]]:
         for i in range(len(chats))
         if mine[i] != theirs[name][i]
     ]
+    recorded = json.loads(VLLM_SAID.read_text(encoding="utf-8"))["token_ids"]
+    if theirs["after_text"] != recorded:
+        wrong.append(f"after {real.TEXT!r} vLLM says {theirs['after_text']}, recorded: {recorded}")
     tokens = sum(map(len, theirs["token_ids"]))
     return (
         f"{len(chats)} chats with {NAME} say the same, text and all {tokens} tokens"

@@ -1,4 +1,4 @@
-"""Eight chats with a real model on vLLM, as JSON: their prompts' tokens and the answers'.
+"""Eight chats with a real model on vLLM and a text of notebook 06, as JSON: all their tokens.
 
     .venv-vllm/bin/python -P tools/vllm/real.py CHECKPOINT OUT.json
 
@@ -9,6 +9,7 @@ import json
 import sys
 
 NUM_TOKENS = 60
+TEXT, TEXT_TOKENS = "The capital of France is the city of", 20
 CHATS = (
     "What is the capital of France?",
     "Write a short poem about the sea.",
@@ -32,7 +33,10 @@ def main() -> None:
     params = vllm.SamplingParams(temperature=0, max_tokens=NUM_TOKENS)
     chats = [[{"role": "user", "content": text}] for text in CHATS]
     outputs = llm.chat(chats, params, use_tqdm=False)
+    after = vllm.SamplingParams(temperature=0, max_tokens=TEXT_TOKENS)
+    (text,) = llm.generate([TEXT], after, use_tqdm=False)
     told = {
+        "after_text": list(text.outputs[0].token_ids),
         "prompt_token_ids": [list(output.prompt_token_ids) for output in outputs],
         "token_ids": [list(output.outputs[0].token_ids) for output in outputs],
         "text": [output.outputs[0].text for output in outputs],

@@ -71,8 +71,8 @@ class TwoTexts:
     @cached_property
     def answers(self) -> tuple[int, int]:
         """The likeliest next token of each text as it is."""
-        other = next_logits(self.model, self.donor, self.rest, [dict])
-        return int(self.after([dict])[0].argmax()), int(other[0].argmax())
+        own, other = self.after([dict, lambda _: self.donor]).argmax(-1).tolist()
+        return own, other
 
     def every_cell(self) -> Tensor:
         """P of the second text's answer when one cell alone is exchanged: [layers, heads, 2].
