@@ -17,6 +17,7 @@ from tutorial_engine.viz.calculator import MemoryCalculator, preset
 from tutorial_engine.viz.cell_explorer import APPEND, CellExplorer, Operation, story
 from tutorial_engine.viz.dial_explorer import DialExplorer
 from tutorial_engine.viz.explorer import Explorer
+from tutorial_engine.viz.fact_view import FactExplorer
 from tutorial_engine.viz.recorded import LATE_LONG
 from tutorial_engine.viz.rope_explorer import RopeExplorer
 from tutorial_engine.viz.sampling_explorer import SamplingExplorer
@@ -62,6 +63,9 @@ MAKE: dict[str, Make] = {
     "pages": lambda m, t, p: BlockExplorer(m, t, [p], new_tokens=3, num_blocks=20, simple=True),
     "cells": cells,
     "dial": lambda m, t, p: turn(DialExplorer(m, t, [p, "One day"], 3), block_size=4),
+    "fact": lambda m, t, p: FactExplorer(
+        m, t, *(f"{name} had a coat. {p} was a friend of N" for name in ("Namo", "Nedo"))
+    ),
 }
 # the largest that each can show
 LARGEST: dict[str, Make] = {
@@ -78,6 +82,9 @@ LARGEST: dict[str, Make] = {
     "pages": lambda m, t, _: BlockExplorer(m, t, MANY, block_size=2, num_blocks=32, simple=True),
     "cells": lambda m, t, _: CellExplorer(m, t, num_cells=16, script=story(cut(t, 14), 14)),
     "dial": lambda m, t, _: turn(DialExplorer(m, t, MANY, 12, 512, 128), block_size=1),
+    "fact": lambda m, t, _: FactExplorer(
+        m, t, f"Namo had {cut(t, 40)}", f"Nedo had {cut(t, 40)}", replace="K and V"
+    ),
 }
 
 

@@ -83,9 +83,30 @@ prompts = ["Once upon a time Anna had a red kite.", "Ben had a blue ball.", "One
 SchedulerExplorer(model, tokenizer, prompts, [6, 3, 5], details=True)
 """
 
+# notebook 06's, with the tiny model
+TWO_TEXTS = """
+from tutorial_engine.viz import FactExplorer
+
+text = "had an old coat. Tima was a friend of N"
+FactExplorer(model, tokenizer, f"Namo {text}", f"Nedo {text}")
+"""
+CHAT = """
+from tutorial_engine.cache import PagedKVCache
+from tutorial_engine.engine import EngineConfig, LLMEngine
+from tutorial_engine.engine.chat import ChatTemplate
+from tutorial_engine.lab import Conversation
+from tutorial_engine.sampling import SamplingParams
+from tutorial_engine.viz import ChatBox
+
+pool = PagedKVCache.from_config(model.config, num_blocks=64, block_size=4)
+served = LLMEngine(model, tokenizer, EngineConfig(max_num_seqs=1, max_model_len=256), memory=pool)
+written = ChatTemplate("{% for m in messages %}{{ m['content'] }} {% endfor %}")
+ChatBox(Conversation(served, written, SamplingParams(max_tokens=12)))
+"""
+
 
 def explorer_cells() -> Iterator[str]:
-    """The lessons' cells that make an explorer, and those that they need; one cell of our own."""
+    """The lessons' cells that make an explorer, and those that they need; cells of our own."""
     for lesson in LESSONS:
         if needs_real(sources()[lesson.notebook]):
             continue  # its model would be that of the lessons behind it
@@ -94,7 +115,7 @@ def explorer_cells() -> Iterator[str]:
         makes = [place for place, code in enumerate(codes) if MAKES.search(code)]
         for place in sorted(set[int]().union(*(needed(codes, place) for place in makes))):
             yield codes[place]
-    yield THREE_REQUESTS
+    yield from (THREE_REQUESTS, TWO_TEXTS, CHAT)
 
 
 def notebook_of(*codes: str) -> nbformat.NotebookNode:
@@ -267,6 +288,34 @@ def test_on_a_projector_an_explorer_is_seen_whole(ran: Callable[[str], Page]) ->
         assert 300 < height <= room and whole <= room, f"{view.inner_text()}: {height} of {room}"
         assert shown < 1, view.inner_text()
     page.set_viewport_size(before)
+
+
+def test_layers_change_what_is_exchanged(ran: Callable[[str], Page]) -> None:
+    facts = explorer(ran(EXPLORERS), "Fact explorer")
+    caption = facts.locator(".te-caption")
+    expect(caption).to_contain_text("layer 0")
+    for layer in (1, 2, 3):
+        press(facts, "▶")
+        expect(caption).to_contain_text(f"layer {layer}")
+    expect(caption).to_contain_text("“am”")
+    expect(caption).to_contain_text("becomes “ed”")
+    fill(facts, "other text", "Nedo had a hat.")
+    expect(facts.get_by_role("alert")).to_contain_text("same number of tokens")
+
+
+def test_a_chat_in_the_notebook_answers_and_finds_what_was_said(ran: Callable[[str], Page]) -> None:
+    page = ran(EXPLORERS)
+    line = page.get_by_placeholder("write to the model")
+    line.fill("One day <b>Anna")
+    line.press("Enter")
+    log = page.locator("[aria-live=polite]").filter(has_text="One day <b>Anna")
+    expect(log).to_contain_text("0 of them found; first token after")
+    expect(line).to_have_value("")
+    line.fill("Ben")
+    page.get_by_role("button", name="Send").click()
+    expect(log).to_contain_text("tokens/s", timeout=20_000)
+    expect(log.locator("p")).to_have_count(6)
+    assert not re.search(r"(?s)Ben.*\b0 of them found", log.inner_text())
 
 
 @pytest.fixture

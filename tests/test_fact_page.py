@@ -78,7 +78,7 @@ def test_the_page_is_one_file_and_says_what_the_file_says() -> None:
 def test_the_readme_counts_these_numbers() -> None:
     all_of_a_token = LAYERS * HEADS * SAID["head_dim"] * len("kv")
     readme = (players.NOTEBOOKS.parent / "README.md").read_text(encoding="utf-8")
-    assert f"Exchange {SAID['head_dim']} of the {all_of_a_token:,} numbers" in readme
+    assert f"Replace {SAID['head_dim']} of the {all_of_a_token:,} numbers" in readme
     found = answer(SAID["pairs"][0], "v", 1, range(23, 24))
     assert SAID["tokens"][found[0]][1] == "Rome" and "capital of France is Rome" in readme
 
@@ -139,7 +139,7 @@ def opened(context: Browser | BrowserContext, file: Path) -> tuple[Page, list[st
 
 
 def now(page: Page) -> set[str]:
-    """The cells that look as those that are exchanged now."""
+    """The cells that look as those that are replaced now."""
     return {
         name
         for name in page.locator(".wide [data-name][stroke-width='2']").evaluate_all(

@@ -50,9 +50,9 @@ def real() -> Iterator[tuple[CausalLM, Tokenizer]]:
     yield load_model(folder, dtype=torch.float32), load_tokenizer(folder)
 
 
-def exchanged(two: TwoTexts, *cells: Any) -> Tensor:
+def replaced(two: TwoTexts, *cells: Any) -> Tensor:
     """Probabilities [V] after one exchange, computed anew."""
-    return two.after([two.exchange(*cells)])[0]
+    return two.after([two.replace(*cells)])[0]
 
 
 # -- the picture ----------------------------------------------------------------------------------
@@ -67,7 +67,7 @@ def test_the_picture_says_which_numbers_decide(two: TwoTexts, tokenizer: Tokeniz
     total = 2 * len(two.held) * held.shape[1] * size
     said = (
         f"Of {total} numbers that the cache holds for “am”, {size} ({'KV'[part]} of layer {layer}, "
-        f"head {head}) are exchanged with those of “ed”: “{own}” ({before:.2f}) becomes “{other}” "
+        f"head {head}) are replaced by those of “ed”: “{own}” ({before:.2f}) becomes “{other}” "
         f"({cells.max():.2f}); each of the other {cells.numel() - 1} cells alone gives “{other}” "
         "at most "
     )
@@ -94,7 +94,7 @@ def test_the_best_cell_is_framed_and_each_says_its_number(
         torch.cartesian_prod(*map(torch.arange, cells.shape)).tolist(), cells.flatten(), strict=True
     ):
         where = f"{'KV'[part]} of layer {layer}, head {head}"
-        assert tips[f"cell.{layer}.{head}.{part}"] == f"{where} exchanged alone: “ed” {p:.3f}"
+        assert tips[f"cell.{layer}.{head}.{part}"] == f"{where} replaced alone: “ed” {p:.3f}"
     inner, outer = items["cell.3.1.1"].attributes, items["framed.v"].attributes
     for at, size in (("x", "width"), ("y", "height")):
         assert float(outer[at]) + 3 == pytest.approx(float(inner[at]))
@@ -147,16 +147,16 @@ def test_a_sentence_is_true_of_what_it_tells(two: TwoTexts, tokenizer: Tokenizer
 
 
 @pytest.mark.parametrize("head", ["all", 0, 1])
-@pytest.mark.parametrize("exchange", ["V", "K", "K and V"])
+@pytest.mark.parametrize("replace", ["V", "K", "K and V"])
 def test_each_step_tells_what_the_model_says_after_its_exchange(
-    explorer: FactExplorer, two: TwoTexts, tokenizer: Tokenizer, exchange: str, head: Any
+    explorer: FactExplorer, two: TwoTexts, tokenizer: Tokenizer, replace: str, head: Any
 ) -> None:
-    turn(explorer, exchange=exchange, head=head)
-    which = exchange.replace(" and ", "").lower()
+    turn(explorer, replace=replace, head=head)
+    which = replace.replace(" and ", "").lower()
     heads = [0, 1] if head == "all" else [head]
     assert explorer.num_steps == 4
     for step in range(4):
-        probs = exchanged(two, [step], which, heads)
+        probs = replaced(two, [step], which, heads)
         top = probs.topk(3)
         turn(explorer, step)
         labels = [tokenizer.decode([token]).replace(" ", "·") for token in top.indices.tolist()]
@@ -165,7 +165,7 @@ def test_each_step_tells_what_the_model_says_after_its_exchange(
         assert shown == pytest.approx(top.values.tolist(), abs=6e-4)
         numbers = 32 * len(which) * len(heads)
         named = f"head {head}" if head != "all" else "all heads"
-        begin = f"{exchange} of layer {step}, {named}, {numbers} of the 512 numbers"
+        begin = f"{replace} of layer {step}, {named}, {numbers} of the 512 numbers"
         assert caption_of(explorer).startswith(begin)
         assert f"“{labels[0].strip('·')}” ({top.values[0]:.2f})" in caption_of(explorer)
         frames = {name.split(".")[1] for name in explorer.shown.items if "framed" in name}
@@ -187,11 +187,11 @@ def test_only_new_texts_and_new_choices_run_the_model(
         return after(two, edits)
 
     monkeypatch.setattr(TwoTexts, "after", counted)
-    for knobs in ({"head": 1}, {"exchange": "K"}, {"step": 2}, {"head": 0}, {"exchange": "V"}):
+    for knobs in ({"head": 1}, {"replace": "K"}, {"step": 2}, {"head": 0}, {"replace": "V"}):
         turn(explorer, **knobs)
     assert not calls, "single heads are known from the grid"
     for exchange in ("K and V", "V", "K and V"):
-        turn(explorer, exchange=exchange)
+        turn(explorer, replace=exchange)
     assert calls == [4]
     turn(explorer, text=NAMO.replace("coat", "hat"), other=NEDO.replace("coat", "hat"))
     assert explorer.value("head") == 0 and explorer.step == 2, "the knobs stay"
@@ -201,9 +201,9 @@ def test_only_new_texts_and_new_choices_run_the_model(
     ("knobs", "said"),
     [
         ({"other": NAMO}, "the two texts are the same"),
-        ({"other": "Ned"}, "as many tokens"),
+        ({"other": "Ned"}, "same number of tokens"),
         ({"text": f"{NEDO[:-1]}M"}, "the last token must be the same"),
-        ({"text": ""}, "as many tokens"),
+        ({"text": ""}, "same number of tokens"),
         ({"text": "Anna was a friend. " * 20}, f"tokens; each cell runs it, and {MAX_TOKENS}"),
     ],
 )
@@ -224,7 +224,7 @@ def test_texts_that_cannot_be_compared_are_told_and_the_old_picture_kept(
 
 
 def test_texts_of_another_model_are_refused_at_once(model: CausalLM, tokenizer: Tokenizer) -> None:
-    with pytest.raises(ValueError, match="as many tokens"):
+    with pytest.raises(ValueError, match="same number of tokens"):
         FactExplorer(model, tokenizer, "Namo had a hat.", "Ne had a hat.")
 
 
@@ -241,7 +241,7 @@ def test_sixty_four_numbers_of_the_real_model_turn_paris_into_rome(
     assert ">64 numbers decide: Paris or Rome<" in picture.svg
     assert picture.caption.startswith(
         "Of 11,520 numbers that the cache holds for “France”, 64 (V of layer 23, head 1) are "
-        "exchanged with those of “Italy”: “Paris” (0.96) becomes “Rome” (0.73)"
+        "replaced by those of “Italy”: “Paris” (0.96) becomes “Rome” (0.73)"
     )
     made = FactExplorer(model, tokenizer)
     told = made.set(step=23, head=1).caption

@@ -80,6 +80,7 @@ from tutorial_engine import learn, viz
 from tutorial_engine.cache.blocks import BlockManager
 from tutorial_engine.lab.layouts import layouts
 from tutorial_engine.lab.on_gpu import ONE_BY_ONE, REPLAYED, SERVING
+from tutorial_engine.lab.two_texts import TwoTexts
 from tutorial_engine.lab.vllm import recorded_run
 from tutorial_engine.model.attention import causal_mask
 from tutorial_engine.model.batch import Batch
@@ -233,6 +234,7 @@ ENDS = (("C", "abort"), ("D", "error"))
 MARKUP = dict(zip("ABCD", NASTY, strict=True))
 RATES = [("nothing silenced", 0.99), ("L3 <b>H3</b>", 0.1), ("$L1$", 0.9)]
 PAGES = [case for case in CASES if case.block_size > 1]
+FRIENDS = [f"{name} had an old coat. Tima was a friend of N" for name in ("amo", "edo")]
 VIEWS: dict[str, Callable[[], View]] = {
     # runs of the engine
     "timeline": lambda: viz.timeline(story(*ENDS)),
@@ -312,6 +314,22 @@ VIEWS: dict[str, Callable[[], View]] = {
     "induction": lambda: induction("Rado"),
     "softmax": lambda: viz.running_softmax_picture(recorded_softmax()),
     "softmax steps": lambda: softmax_frames(recorded_softmax(2, 5, 3)),
+    "facts of two texts": lambda: viz.fact_picture(
+        TwoTexts.of(load_model(), load_tokenizer(), *("N" + name for name in FRIENDS)),
+        load_tokenizer(),
+    ),
+    "losses": lambda: viz.losses_picture(
+        {"all slots": 3.15, "without slot 0": 4.38, "the first and the last 32": 3.24}, 40
+    ),
+    "first slot": lambda: viz.first_slot_picture(
+        [0.01 + 0.02 * i for i in range(30)], [1 - 0.03 * i for i in range(30)]
+    ),
+    "first tokens": lambda: viz.first_tokens_picture(
+        {
+            "with the prefix cache": [(37, 0, 0.86), (59, 32, 0.95), (84, 64, 0.98)],
+            "without": [(37, 0, 0.85), (59, 0, 1.53), (84, 0, 2.66)],
+        }
+    ),
     "transplant": lambda: viz.transplant_picture(load_model(), load_tokenizer()),
     "transplant choices": lambda: [
         frame for run in transplant_runs(load_model(), load_tokenizer()) for frame in run
@@ -355,7 +373,7 @@ VIEWS: dict[str, Callable[[], View]] = {
 }
 # These write numbers of a model: its last bits, and so a colour or a place, differ by the machine.
 OF_A_MODEL = re.compile(
-    r"cells|projection|induction|softmax|three|transplant"
+    r"facts|cells|projection|induction|softmax|three|transplant"
     r"|.*: (attention|rope|cache|sampling|cells|scheduler)"
 )
 

@@ -20,10 +20,10 @@ from tutorial_engine.lab import real
 from tutorial_engine.lab.conversation import Conversation
 from tutorial_engine.lab.sink import first_slot, loss_without
 from tutorial_engine.lab.two_texts import TwoTexts
-from tutorial_engine.learn.checks_06 import check_exchange, check_find_layer, check_keep
+from tutorial_engine.learn.checks_06 import check_find_layer, check_keep, check_replace_head
 from tutorial_engine.learn.earlier import bring
 from tutorial_engine.learn.own import OwnModel
-from tutorial_engine.learn.own_cache import EDITS, exchange, find_layer, keep
+from tutorial_engine.learn.own_cache import EDITS, find_layer, keep, replace_head
 from tutorial_engine.learn.own_engine import OwnEngine
 from tutorial_engine.learn.parts import Parts
 from tutorial_engine.model.batch import Batch
@@ -95,9 +95,9 @@ def test_cells_are_exchanged_alone(model: CausalLM, tokenizer: Tokenizer) -> Non
     for layer in range(layers):
         for head in range(heads):
             memory, donor = (mine.memory(text, 2) for text in (NAMO, NEDO))
-            changed = mine.next_token(exchange(memory, donor, layer, [1], head), NAMO)
+            changed = mine.next_token(replace_head(memory, donor, layer, [1], head), NAMO)
             assert float(changed[ed]) == pytest.approx(float(cells[layer, head, 1]), abs=1e-4)
-    all_heads = two.after([two.exchange([3]), two.exchange([3], "v", [0, 1]), dict])
+    all_heads = two.after([two.replace([3]), two.replace([3], "v", [0, 1]), dict])
     torch.testing.assert_close(all_heads[0], all_heads[1])
     assert int(all_heads[0].argmax()) == ed and int(all_heads[2].argmax()) == am
     by_layer = two.every_layer()
@@ -107,9 +107,9 @@ def test_cells_are_exchanged_alone(model: CausalLM, tokenizer: Tokenizer) -> Non
 @pytest.mark.parametrize(
     ("texts", "why"),
     [
-        (("One day", "One day Anna"), "as many tokens"),
+        (("One day", "One day Anna"), "same number of tokens"),
         (("One day", "One day"), "the same"),
-        (("Namo had", "Namo has"), "as many tokens|the last token"),
+        (("Namo had", "Namo has"), "same number of tokens|the last token"),
     ],
 )
 def test_texts_that_cannot_be_compared(
@@ -157,7 +157,7 @@ def test_the_pictures_say_their_numbers() -> None:
     )
     assert "In 1 layer of 2" in first_slot_picture([0.1, 0.5], [1.0, 0.25]).caption
     waits = {"with it": [(10, 0, 1.0), (20, 16, 0.5)], "without": [(10, 0, 1.0), (20, 0, 2.0)]}
-    assert "In turn 2 the first token comes 4.0 times" in first_tokens_picture(waits).caption
+    assert "In turn 2 the first token comes 4.0 times faster" in first_tokens_picture(waits).caption
 
 
 # -- conversations --------------------------------------------------------------------------------
@@ -261,17 +261,21 @@ def a_new_tensor(memory: Any, donor: Any, layer: int, slots: list[int], head: in
     [
         (check_find_layer, find_layer, None),
         (check_find_layer, by_lists, None),
-        (check_find_layer, one_by_one, "enough"),
+        (check_find_layer, one_by_one, "halving needs at most 1"),
         (check_find_layer, to_the_last, "it returned 1. It asked: "),
         (check_find_layer, never_ends, "goes on asking"),
         (check_find_layer, lambda flips, n: flips([n]), "about layer 2, and there is none"),
         (check_find_layer, lambda flips, n: flips(0), "takes a list of layers, and got 0"),
-        (check_exchange, exchange, None),
-        (check_exchange, a_new_tensor, None),
-        (check_exchange, whole_slot, "wanted: V of layer 1, slot 3, head 1"),
-        (check_exchange, into_the_donor, "the donor has changed"),
-        (check_exchange, lambda memory, *_: memory, "changed is nothing; wanted: V of layer 1"),
-        (check_exchange, lambda memory, *_: memory[0], "return the whole memory"),
+        (check_replace_head, replace_head, None),
+        (check_replace_head, a_new_tensor, None),
+        (check_replace_head, whole_slot, "wanted: only V of layer 1, slot 3, head 1"),
+        (check_replace_head, into_the_donor, "the donor has changed"),
+        (
+            check_replace_head,
+            lambda memory, *_: memory,
+            "it changed nothing; wanted: only V of layer 1",
+        ),
+        (check_replace_head, lambda memory, *_: memory[0], "return the whole memory"),
         (check_keep, keep, None),
         (check_keep, lambda s, f, w: sorted({*s[:f], *s[max(0, len(s) - w) :]}), None),
         (check_keep, lambda s, f, w: s[:f] + s[-w:], "last=0) gave"),

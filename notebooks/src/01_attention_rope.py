@@ -1,9 +1,10 @@
 # %% [markdown]
 # # 01 · Attention and RoPE
 #
-# In this lesson you write six parts of a language model. As soon as a part is right, it runs inside a real model.
+# In this lesson you write six parts of a language model. As soon as a part is right, it runs inside a whole model.
 # Then your six parts write a story. Its tokens are the same as those that `transformers`, the library of Hugging
-# Face, writes. Everything runs offline, on a small Qwen3 model that we trained for this course.
+# Face, writes. Everything runs offline, on a small Qwen3 model that we trained for this course. At the end of the
+# series, in [notebook 06](06_real_model.ipynb), your parts run a real language model that answers questions.
 #
 # Plan about 3 hours, and 40 minutes more for the optional parts and the bonus.
 

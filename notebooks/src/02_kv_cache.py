@@ -403,6 +403,9 @@ if predictions.reveal("layer", in_0):
 # K and V of layer 3 were computed from the output of layers 0 to 2, when the text ran. When we edit layers 0 to 2, they
 # have already passed the name on to layer 3, and the new tokens look it up there.
 #
+# In [notebook 06](06_real_model.ipynb) you make the same experiment with a real language model. After it, the model names
+# Rome as the capital of France.
+#
 # **Amnesia.** We take the three slots of the name out of the memory, just before the name has to come again.
 # `logits_after` runs one token at a given position.
 
@@ -1630,7 +1633,8 @@ mine.tell(PROMPTS[2], last, live=True)
 #
 # You can say what prefill and decode run, change what a model remembers, find the slot of any key, and price a
 # context in bytes. You can choose sampling settings, end a request correctly, and say why two right engines may
-# disagree. In notebook 03 many requests share the engine.
+# disagree. In notebook 03 many requests share the engine. You can also do the first three sections of
+# [notebook 06](06_real_model.ipynb) now: there your cache belongs to a real language model.
 
 # %%
 print(predictions.score())

@@ -778,8 +778,9 @@ server.beside_vllm(show_step=41) if chosen else None
 # %% [markdown]
 # <details><summary>All of this with a real model</summary>
 #
-# Any dense model of the Llama family (Llama, Qwen, Mistral, SmolLM2) runs. It is downloaded once. With a GPU, give `device="cuda"` to `load_model`
-# and to `PagedKVCache.from_config`:
+# Any dense model of the Llama family (Llama, Qwen, Mistral, SmolLM2) runs. It is downloaded once.
+# [Notebook 06](06_real_model.ipynb) does this with SmolLM2-135M-Instruct, which is fast enough without a GPU. With a GPU,
+# give `device="cuda"` to `load_model` and to `PagedKVCache.from_config`:
 #
 # ```python
 # name = "Qwen/Qwen3-0.6B"
@@ -805,9 +806,10 @@ server.beside_vllm(show_step=41) if chosen else None
 # ## What you can do now
 #
 # You can say what is shared, evicted and computed again, and when. You find out why a prefix is not found, and which
-# test sees a stale block. This is an inference engine, and large parts of it are yours. The series ends here. The
-# appendix `A1_two_ranks` runs one model on two processes. In `A3_vllm` you see what vLLM decided for the same
-# requests, and find its functions.
+# test sees a stale block. This is an inference engine, and large parts of it are yours. In the last notebook,
+# [06](06_real_model.ipynb), it runs a real language model, and you find the place in the cache through which a fact
+# passes. The appendix `A1_two_ranks` runs one model on two processes. In `A3_vllm` you see what vLLM decided for the
+# same requests, and find its functions.
 
 # %%
 print(predictions.score())

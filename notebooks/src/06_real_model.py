@@ -2,18 +2,18 @@
 # # 06 · A real model: where is Paris?
 #
 # You have written the parts of an engine, and they ran a tiny model that tells stories. Here the same parts run a real
-# language model, one that answers questions. Then you look into its KV cache, and find the 64 numbers that decide
+# language model, one that answers questions. Then you look into its KV cache, and find the few numbers that decide
 # whether the capital of France is Paris or Rome.
 #
-# Plan about 75 minutes. You should have done notebook 01, and 02 up to section 4. For section 4 also 03 to 05.
+# Plan about 1½ hours. You should have done notebook 01, and 02 up to section 4. For section 4 also 03 to 05.
 
 # %% [markdown]
 # | section | what it is about | minutes |
 # |---|---|---|
-# | 1 | your parts run a real model | 10 |
-# | 2 | where in the cache the name of a country passes | 35 |
-# | 3 | the slot that nobody may throw away | 15 |
-# | 4 | a conversation is a prefix cache | 15 |
+# | 1 | your parts run a real model | 10 to 15 |
+# | 2 | where in the cache the name of a country passes | 40 |
+# | 3 | the slot that nobody may throw away | 15 to 20 |
+# | 4 | a conversation is a prefix cache | 15 to 20 |
 #
 # This notebook is optional. It needs a real model, SmolLM2-135M-Instruct: `make real` brings it once (93 MB). After that no network is
 # needed. Where the model is not here, each cell shows what it showed when this notebook was made.
@@ -57,8 +57,8 @@ FRANCE = "The capital of France is the city of"
 mine.tell(FRANCE, SamplingParams(max_tokens=20))
 
 # %% [markdown]
-# The model has read a large part of the English web, so it knows Paris. Is this text the same elsewhere? The next cell
-# asks transformers, and compares with what vLLM 0.32 said; that was recorded.
+# The model was trained on text from the web, most of it English, so it knows Paris. Is its text the same elsewhere? The
+# next cell asks transformers, and compares with what vLLM 0.32 said; that was recorded.
 
 # %%
 from transformers import AutoModelForCausalLM, logging
@@ -85,7 +85,6 @@ SIZES = {
     "vocabulary": "vocab_size",
     "layers": "num_hidden_layers",
     "hidden size": "hidden_size",
-    "MLP size": "intermediate_size",
     "query heads": "num_attention_heads",
     "K/V heads": "num_key_value_heads",
     "numbers of a head": "head_dim",
@@ -110,12 +109,15 @@ from tutorial_engine.model import SelfAttention
 show_source(SelfAttention.forward)
 
 # %% [markdown]
-# In a Llama, `q_norm` and `k_norm` are `nn.Identity`: they change nothing. A Qwen3 has RMSNorms there. The third
-# difference is in the sizes: `head_dim` need not be hidden size / heads. All else is the same code.
+# Only three things differ:
 #
-# Your `layer` of notebook 01 normalises q and k, as Qwen3 does. So here the package gives it norms whose weights are 1, and
-# gives each q and k its own length back before attention. RoPE does not change lengths, so the result is that of a
-# Llama.
+# 1. `q_norm` is an RMSNorm in a Qwen3, and `nn.Identity`, which changes nothing, in a Llama.
+# 2. The same holds for `k_norm`.
+# 3. In a Llama `head_dim` is hidden size / heads. In a Qwen3 it may be another number.
+#
+# <details><summary>How can your layer run a Llama?</summary>Your <code>layer</code> of notebook 01 normalises q and k, as Qwen3
+# does. Here the package gives it norms whose weights are 1. Before attention, it multiplies each q and k by the length that it had.
+# RoPE turns vectors and does not change their lengths, so the result is that of a Llama.</details>
 
 # %% [markdown]
 # ## 2 · Where is Paris?
@@ -150,22 +152,23 @@ def chances(memory):
     return f"Paris {float(probs[PARIS]):.2f}, Rome {float(probs[ROME]):.2f}"
 
 
-print("nothing exchanged:", chances(mine.memory(FRANCE, 4)))
+print("nothing replaced:", chances(mine.memory(FRANCE, 4)))
 
 # %% [markdown]
-# Now we exchange what slot 3 holds, as in notebook 02: the text on the screen says France, and slot 3 gets numbers
-# from the memory of the other text. `mine.transplant` is your function of notebook 02.
+# Now we change what slot 3 holds, as in notebook 02. The text on the screen says France, and some numbers in slot 3
+# are *replaced by* those of Italy. The memory of the other text stays as it is. `mine.transplant` is your function of
+# notebook 02.
 
 # %%
 predictions.ask(
     "which",
-    "In slot 3 we exchange either all K or all V, in all thirty layers. After which of the two does the model say Rome?",
+    "In slot 3 we replace either all K or all V, in all thirty layers. After which of the two does the model say Rome?",
     ["K", "V", "each of them alone", "neither: it takes both"],
 )
 
 
 # %%
-def exchanged(layers, which):
+def replaced(layers, which):
     """The memory of France's text, with K or V of Italy in slot 3 of these layers."""
     memory = mine.memory(FRANCE, 4)
     for layer in layers:
@@ -173,32 +176,39 @@ def exchanged(layers, which):
     return memory
 
 
-all_layers = range(c.num_hidden_layers)
-told = {which: chances(exchanged(all_layers, which)) for which in ("K", "V")}
-says_rome = [int(mine.next_token(exchanged(all_layers, w), FRANCE).argmax()) == ROME for w in "KV"]
-if predictions.reveal("which", {(1, 0): 0, (0, 1): 1, (1, 1): 2, (0, 0): 3}[tuple(says_rome)]):
-    for which, line in told.items():
-        print(f"{which} of all layers exchanged:", line)
+def says_rome(layers, which):
+    """Is Rome the likeliest next token then?"""
+    return int(mine.next_token(replaced(layers, which), FRANCE).argmax()) == ROME
+
+
+all_layers = list(range(c.num_hidden_layers))
+by_k, by_v = says_rome(all_layers, "K"), says_rome(all_layers, "V")
+if predictions.reveal("which", int(by_v) if by_k != by_v else 2 if by_k else 3):
+    for which in ("K", "V"):
+        print(f"{which} of all layers replaced:", chances(replaced(all_layers, which)))
 
 # %% [markdown]
-# The key says how the slot is found, and both countries are found in the same way. The value is what the slot passes on.
-# These are V of thirty layers. Do all of them matter?
+# The key says how the slot is found. For K it does not matter which country stands there: the slot is found in the same way.
+# The value is what the slot passes on.
+#
+# These are the V of thirty layers. In this model *one* layer of them is enough. Which one?
 
 # %%
 predictions.ask(
-    "layers",
-    "What is the smallest number of layers whose V must be exchanged, so that the model says Rome?",
-    ["1", "5", "15", "30"],
+    "where",
+    "Layer 0 is next to the tokens, and layer 29 next to the answer. Where is the layer whose V makes the model say Rome?",
+    ["among 0 to 9", "among 10 to 19", "among 20 to 29"],
 )
 
 # %% [markdown]
-# One way to find out is to try each layer alone: thirty runs. If a single layer does it, there is a faster way. Exchange one
-# half of the layers. If the answer flips to Rome, the layer is in this half, and else it is in the other one. Then halve again.
+# We could try each layer alone, in thirty runs. There is a faster way. Replace V in one half of the layers. If the
+# answer flips to Rome, the layer is in this half, and else it is in the other one. Then halve again.
 #
 # ### Exercise 1: find the layer by halves (10 minutes)
 #
-# `flips(layers)` gets a list of layers, runs the model with V of these exchanged, and returns True if it then says
-# Rome. Return the layer that does it alone. For thirty layers, five runs are enough.
+# `flips(layers)` gets a list of layers, runs the model with V of these replaced, and returns True if it then says
+# Rome. Return the layer that does it alone. For thirty layers, use at most five runs. (The check tries other numbers of
+# layers, too.)
 #
 # <details><summary>Hint</summary>Keep two borders, <code>low</code> and <code>high</code>: the layer is one of
 # <code>range(low, high)</code>. Each question moves one of them to the middle. When is only one layer left?</details>
@@ -230,36 +240,35 @@ mine.use(find_layer, check_find_layer)
 
 # %%
 def flips(layers):
-    """Does the model say Rome when V of these layers is exchanged?"""
-    says = int(mine.next_token(exchanged(layers, "V"), FRANCE).argmax())
-    print(f"V of layers {layers[0]} to {layers[-1]}: {token_label(tokenizer, says)}")
-    return says == ROME
+    """Does the model say Rome when V of these layers is replaced?"""
+    flipped = says_rome(layers, "V")
+    print(f"V of layers {layers[0]} to {layers[-1]} replaced: {'Rome' if flipped else 'not Rome'}")
+    return flipped
 
 
 layer = mine.parts("find_layer", flips, c.num_hidden_layers)
 print(f"found: layer {layer}")
 
 # %%
-alone = int(mine.next_token(exchanged([layer], "V"), FRANCE).argmax()) == ROME
-if predictions.reveal("layers", "1" if alone else "30"):
+if predictions.reveal("where", layer // 10):
     for one in (layer - 1, layer, layer + 1):
-        print(f"V of layer {one} alone:", chances(exchanged([one], "V")))
+        print(f"V of layer {one} alone:", chances(replaced([one], "V")))
 
 # %% [markdown]
-# One layer of thirty decides. Its neighbours change nothing.
+# One layer of thirty decides. Replacing V in layer 22 or in layer 24 changes nothing.
 #
-# In this layer, slot 3 has three K/V heads of 64 numbers each. Three query heads read each of them (GQA).
+# In this layer, slot 3 has three K/V heads of 64 numbers each. Three query heads share each of them (this is GQA, notebook 01).
 #
-# ### Exercise 2: exchange one head (3 minutes)
+# ### Exercise 2: replace one head (5 minutes)
 #
-# Copy V of one K/V head of some slots of one layer from `donor` to `memory`, and return `memory`. V is
-# [tokens, K/V heads, head_dim]. `slots` is a list, `head` a number. K, the other heads and the donor stay as they are.
+# Copy V of one K/V head of some slots of one layer from `donor` to `memory`, and return `memory`. `memory[layer]` is a pair
+# (k, v), and v is [tokens, K/V heads, head_dim]. `slots` is a list, `head` a number. K, the other heads and the donor stay as they are.
 #
 # <details><summary>Hint</summary>Two indices side by side choose a slot and a head: <code>v[slots, head]</code>.</details>
 
 
 # %% tags=["exercise"]
-def exchange(memory, donor, layer, slots, head):
+def replace_head(memory, donor, layer, slots, head):
     """Copy V of this K/V head of these slots of one layer from donor to memory -> memory."""
     ### BEGIN SOLUTION
     memory[layer][1][slots, head] = donor[layer][1][slots, head]
@@ -268,17 +277,17 @@ def exchange(memory, donor, layer, slots, head):
 
 
 # %%
-from tutorial_engine.learn import check_exchange
+from tutorial_engine.learn import check_replace_head
 
-mine.use(exchange, check_exchange)
+mine.use(replace_head, check_replace_head)
 
 # %%
 for head in range(c.num_key_value_heads):
-    memory = mine.parts("exchange", mine.memory(FRANCE, 4), italy, layer, [3], head)
+    memory = mine.parts("replace_head", mine.memory(FRANCE, 4), italy, layer, [3], head)
     print(f"V of layer {layer}, K/V head {head}:", chances(memory))
 
 # %% [markdown]
-# These are **64 numbers**: 256 bytes in a cache that holds 11,520 numbers for this token. The next cell
+# These are **64 numbers** of the 11,520 that the cache holds for this token. The next cell
 # tries all 180 pieces of 64 numbers, one by one: thirty layers, three heads, K and V.
 
 # %% tags=["figure-fact"]
@@ -289,9 +298,47 @@ two = TwoTexts.of(model, tokenizer, FRANCE, ITALY)
 fact_picture(two, tokenizer)
 
 # %% [markdown]
-# **Who reads them?** Query heads 3 to 5 read K/V head 1. Below is query head 4 of this layer, for the last token, "·of".
-# It gives most of its attention to "·France". This head takes what slot 3 has to say to the place where the next token is
-# chosen.
+# These numbers do not *store* the fact. They *carry* something from "France" to the words after it. What?
+#
+# **What do the 64 numbers say?** They need not come from Italy. Here are other texts of four tokens. We take the 64
+# numbers of their last token, and put them into slot 3 in place of those of France.
+
+# %%
+predictions.ask(
+    "pizza",
+    "“We all love pizza” names no country and no city. After “The capital of France is the city of”, with 64 numbers of "
+    "“pizza” in place of those of “France”, the model says ...",
+    ["Paris, as before", "Rome", "a food", "nothing that makes sense"],
+)
+
+# %%
+DONORS = [
+    "We all love pizza",
+    "I like eating sushi",
+    "Her name is Giovanni",
+    "The museum in Berlin",
+]
+
+
+def with_numbers_of(text):
+    """What follows the text of France, with the 64 numbers of this text's fourth token in slot 3."""
+    memory, donor = mine.memory(FRANCE, 4), mine.memory(text, 4)
+    return mine.next_token(mine.parts("replace_head", memory, donor, layer, [3], 1), FRANCE)
+
+
+pizza = token_label(tokenizer, int(with_numbers_of(DONORS[0]).argmax()))
+truth = {"·Paris": 0, "·Rome": 1}.get(pizza, 3)
+for text in DONORS if predictions.reveal("pizza", truth) else ():
+    probs = with_numbers_of(text)
+    print(f"{text:22} {token_label(tokenizer, int(probs.argmax()))} {float(probs.max()):.2f}")
+
+# %% [markdown]
+# With the numbers of pizza, the capital of France is Rome. So they do not say "capital", and not even "country". They say something
+# like *Italian*. The layers after this one make a city of it, because the text asks for one.
+#
+# **Who reads them?** Below is *query* head 4 of this layer, for the last token, "·of". It is one of the three that read K/V head 1,
+# and gives most of its attention to "·France". (The other two look mostly at "The"; section 3 comes to that.)
+# The tokens "is", "the" and "city" look at France, too: they read the same numbers, and pass on what they read.
 
 # %% tags=["figure-reads"]
 from tutorial_engine.viz import AttentionExplorer
@@ -299,8 +346,9 @@ from tutorial_engine.viz import AttentionExplorer
 AttentionExplorer(model, tokenizer, FRANCE, layer=layer, head=4)
 
 # %% [markdown]
-# **Is it only France and Italy?** One pair proves little. The next cell takes 60 random pairs of 37 countries. It exchanges V of one
-# layer in each, and counts how often the model then names the capital of the other country.
+# **Is it only France and Italy?** One pair proves little. The next cells take 60 random pairs of 37 countries. In each they
+# replace V, and count two things: how often the answer becomes the one that the model gives for the other country, and how
+# often it stays. (The model's own answer is not always the capital: for Spain it says Barcelona.)
 
 # %% jupyter={"source_hidden": true}
 import random
@@ -313,19 +361,27 @@ COUNTRIES = (
 ).split()
 draw = random.Random(6)
 pairs = [draw.sample(COUNTRIES, 2) for _ in range(60)]
+others = [one for one in all_layers if one != layer]
 
 
-def count_flips(which_layers):
-    """Layer → of how many pairs the answer becomes the other country's; and how many keep theirs."""
+# %% jupyter={"source_hidden": true}
+def count_flips():
+    """What is replaced → how many answers become the other country's, and how many stay."""
     flipped, kept = Counter(), Counter()
     for a, b in pairs:
         both = [f"The capital of {country} is the city of" for country in (a, b)]
         of_pair = TwoTexts.of(model, tokenizer, *both)
+        edits = {
+            f"layer {layer}": of_pair.replace([layer]),
+            f"layer {layer}, head 1 alone": of_pair.replace([layer], heads=[1]),
+            f"layer {layer - 1}": of_pair.replace([layer - 1]),
+            f"layer {layer + 1}": of_pair.replace([layer + 1]),
+            f"all layers but {layer}": of_pair.replace(others),
+        }
         old, new = of_pair.answers
-        probs = of_pair.after([of_pair.exchange([one]) for one in which_layers])
-        for one, answer in zip(which_layers, probs.argmax(-1).tolist(), strict=True):
-            flipped[one] += answer == new
-            kept[one] += answer == old
+        for name, answer in zip(edits, of_pair.after([*edits.values()]).argmax(-1), strict=True):
+            flipped[name] += int(answer) == new
+            kept[name] += int(answer) == old
     return flipped, kept
 
 
@@ -337,15 +393,14 @@ predictions.ask(
 )
 
 # %%
-flipped, kept = count_flips((layer - 1, layer, layer + 1))
-truth = next(i for i, most in enumerate((15, 45, 60)) if flipped[layer] <= most)
-for one in flipped if predictions.reveal("control", truth) else ():
-    print(
-        f"layer {one}: the other country's answer {flipped[one]:2} of 60, its own {kept[one]:2} of 60"
-    )
+flipped, kept = count_flips()
+truth = next(i for i, most in enumerate((15, 45, 60)) if flipped[f"layer {layer}"] <= most)
+for name in flipped if predictions.reveal("control", truth) else ():
+    print(f"V of {name:24} flips {flipped[name]:2} of 60, {kept[name]:2} stay")
 
 # %% [markdown]
-# So it is a place where such sentences pass on their subject, and no accident of one pair. It is not only capitals, either:
+# So this was not luck. In sentences of this kind, what the model knows of the country goes through layer 23. (Where an answer neither
+# flips nor stays, it is a third one.) And it is not only capitals:
 
 # %% jupyter={"source_hidden": true}
 OTHERS = [
@@ -354,12 +409,17 @@ OTHERS = [
 ]
 for first, second in OTHERS:
     other = TwoTexts.of(model, tokenizer, first, second)
-    before, after = other.after([dict, other.exchange([layer])])
+    as_it_is = dict  # copies the memory, and changes nothing
+    before, after = other.after([as_it_is, other.replace([layer])])
     old, new = (token_label(tokenizer, int(probs.argmax())) for probs in (before, after))
-    print(f"{first} …  {old} {float(before.max()):.2f} becomes {new} {float(after.max()):.2f}")
+    number = len(other.slots) * c.num_key_value_heads * c.head_dim
+    print(
+        f"{first} …  {old} {float(before.max()):.2f} becomes {new} {float(after.max()):.2f}", end=""
+    )
+    print(f" ({number} numbers)")
 
 # %% [markdown]
-# **Exchange, do not erase.** A simpler experiment would set V of this layer to zero. What is left then?
+# **Replace, do not erase.** A simpler experiment would set V of this layer to zero. What is left then?
 
 # %%
 erased = mine.memory(FRANCE, 4)
@@ -370,11 +430,16 @@ for chance, token in zip(best.values.tolist(), best.indices.tolist(), strict=Tru
 
 # %% [markdown]
 # Without these numbers the model still knows that a city must come, but not which one. Erasing shows that something is
-# missing. Only the exchange shows *what* passes there.
+# missing. Only replacing shows *what* passes there.
+
+# %% [markdown]
+# **Your own sentence.** Write two texts that have the same number of tokens and end in the same word. Choose what is replaced, and
+# move the slider from layer to layer. (A new text takes a few seconds.) Try the baby of a cat and of a
+# cow ("The baby of a cat is called a"), what is green and what is white ("The sky is blue and the grass is", "... the snow is"), and then
+# "The opposite of hot is" and "The opposite of big is". Is it always layer 23?
 #
-# **Your own sentence.** Write two texts with as many tokens, which end in the same word. Choose what is exchanged, and
-# move the slider from layer to layer. (Each new pair of texts takes a few seconds.) Try other facts: animals and their young,
-# inventors, colours. Is it always layer 23?
+# <details><summary>Answer</summary>With the first two it is layer 23. With the opposites no single layer is enough. So this layer is
+# a place where some things pass, and not all.</details>
 
 # %% tags=["figure-own-sentence"]
 from tutorial_engine.viz import FactExplorer
@@ -382,15 +447,15 @@ from tutorial_engine.viz import FactExplorer
 explorer = FactExplorer(
     model,
     tokenizer,
-    "Anna lives in Berlin, in the country of",
-    "Anna lives in Madrid, in the country of",
+    "The theory of relativity was developed by",
+    "The theory of evolution was developed by",
 )
 explorer.set(step=layer)
 explorer
 
 # %% [markdown]
 # **In a chat.** SmolLM2 answers questions. A *chat template* writes the roles around a question, and the model goes on as
-# the assistant. What does it say of France when V of layer 23 is Italy's?
+# the assistant.
 
 # %%
 from tutorial_engine.engine import load_chat_template
@@ -400,38 +465,49 @@ template = load_chat_template(folder)
 
 def question(country):
     """The text of a chat that asks for a capital."""
-    asked = [{"role": "user", "content": f"What is the capital of {country}?"}]
-    return template.render(asked)
+    return template.render([{"role": "user", "content": f"What is the capital of {country}?"}])
 
 
-chat, other_chat = question("France"), question("Italy")
+chat = question("France")
 print(chat)
-both = zip(*(tokenizer.encode(text).ids for text in (chat, other_chat)), strict=True)
+both = zip(*(tokenizer.encode(question(one)).ids for one in ("France", "Italy")), strict=True)
 slot = next(i for i, (a, b) in enumerate(both) if a != b)
 print(f"the country is in slot {slot}")
 
+
 # %%
-memory, donor = mine.memory(chat, slot + 1), mine.memory(other_chat, slot + 1)
-print("untouched:", mine.go_on(memory, chat)[len(chat) :])
-memory = mine.transplant(memory, donor, layer, [slot], "V")
-print("exchanged:", mine.go_on(memory, chat)[len(chat) :])
+def answer(country=None):
+    """What it says of France, with V of another country in this slot and layer."""
+    memory = mine.memory(chat, slot + 1)
+    if country:
+        donor = mine.memory(question(country), slot + 1)
+        memory = mine.transplant(memory, donor, layer, [slot], "V")
+    return mine.go_on(memory, chat)[len(chat) :]
+
+
+print("as it is:  ", answer())
+print("of Germany:", answer("Germany"))
+print("of Egypt:  ", answer("Egypt"))
+print("of Italy:  ", answer("Italy"))
+print("asked of Italy itself:", mine.generate(question("Italy")).checker.text)
 
 # %% [markdown]
-# It answers in Italian, or what a small model takes for Italian. The screen says France. V of one slot in one layer says
-# Italy, and more than its capital: also its language.
+# The question on the screen is the same each time. With the numbers of Italy it answers in Italian, or in what a small model takes for
+# Italian. The last line is the control: asked for the capital of Italy, the model falls into Italian as well.
 #
 # **What this shows, and what not.**
 #
-# - It is one small model, and sentences of one kind. In the chat above, head 1 alone is not enough.
-# - The fact is *not stored* in the 64 numbers. They were computed by layers 0 to 22, from the token and from the weights;
-#   the knowledge is in the weights. The 64 numbers are the place through which it *passes* to the tokens that
-#   come later.
+# - It is one small model, and sentences of a few kinds. In a third of the 60 pairs the 64 numbers of head 1 alone were not enough,
+#   and in the chat with Italy they are not enough, either.
+# - The fact is *not stored* in the 64 numbers. They were computed when the word was read, by layers 0 to 23, from this token and those
+#   before it. The knowledge is in the weights. The 64 numbers are a place through which it *passes* to
+#   the tokens that come later.
 # - The method is called *activation patching*.
-#   [Meng et al. 2022](https://arxiv.org/abs/2202.05262) (ROME) traced facts so in GPT-2 XL and GPT-J. MLPs of the middle layers
-#   write what is known about a subject at its last token, and later layers read it from there.
-#   [Geva et al. 2023](https://arxiv.org/abs/2304.14767) found attention heads that take the answer from there to the last token.
-#   Ours is such a place, seen in the cache.
-#   [Heimersheim and Nanda 2024](https://arxiv.org/abs/2404.15255) tell how such experiments are read, and misread.
+#   [Meng et al. 2022](https://arxiv.org/abs/2202.05262) traced facts in a similar way in GPT-2 XL and GPT-J. (Their method to change a
+#   fact in the weights is called ROME.) MLPs of the middle layers add what is known about a subject, at the last token of its name.
+#   [Geva et al. 2023](https://arxiv.org/abs/2304.14767) found attention heads of later layers that take the answer from there to the
+#   last token. Ours is such a place, seen in the cache.
+#   [Heimersheim and Nanda 2024](https://arxiv.org/abs/2404.15255) tell how such experiments are read, and how they are understood wrongly.
 
 # %% [markdown]
 # ## 3 · The slot that nobody may throw away
@@ -467,8 +543,8 @@ print(f"{len(water_ids)} tokens; with all slots the loss is {loss(lambda slots: 
 # %%
 predictions.ask(
     "sink",
-    "Which loss of slots does the most harm?",
-    ["slot 0, the first word, “The”", "slots 1 to 20", "all but the first and the last 32"],
+    "Some slots are taken away. In which case is the loss largest?",
+    ["slot 0, the first word, “The”", "slots 1 to 20", "all but slot 0 and the last 32"],
 )
 
 # %% tags=["figure-losses"]
@@ -478,8 +554,8 @@ TRIED = {
     "all slots": lambda slots: slots,
     "without slot 0": lambda slots: [s for s in slots if s != 0],
     "without slots 1 to 20": lambda slots: [s for s in slots if not 1 <= s <= 20],
-    "the first and the last 32": lambda slots: slots[:1] + slots[1:][-32:],
-    "the last 33": lambda slots: slots[-33:],
+    "only slot 0 and the last 32": lambda slots: slots[:1] + slots[1:][-32:],
+    "only the last 33": lambda slots: slots[-33:],
 }
 losses = {name: loss(stay) for name, stay in TRIED.items()}
 harm = [losses[name] for name in [*TRIED][1:4]]
@@ -487,7 +563,7 @@ chosen = predictions.reveal("sink", harm.index(max(harm)))
 losses_picture(losses, LAST) if chosen else None
 
 # %% [markdown]
-# Slot 0 alone is worth more than twenty others, and more than half of the text. Yet it holds the word "The". Why?
+# In this text slot 0 alone is worth more than twenty others, and more than half of the text. Yet it holds the word "The". Why?
 
 # %% tags=["figure-first-slot"]
 from tutorial_engine.lab import first_slot
@@ -497,21 +573,20 @@ first_slot_picture(*first_slot(model, water_ids))
 
 # %% [markdown]
 # Softmax gives out shares that sum to 1. A head that finds nothing must still put its attention somewhere. It has learned to put
-# it on slot 0, which every token sees, and whose V is short, so that it adds nearly nothing. If slot 0 is gone, this attention
-# falls on slots with long values, and disturbs all layers.
+# it on slot 0, which every token sees, and whose V is short, so that it adds nearly nothing. (Layers 0, 1 and 11 are exceptions: there hardly any attention goes to it.) If slot 0 is gone, this attention
+# falls on slots with long values, which probably disturbs all layers.
 # [Xiao et al. 2023](https://arxiv.org/abs/2309.17453) call it an *attention sink*.
 #
-# So a cache that drops old tokens keeps the first ones: llama.cpp has `--keep` for its context shift (notebook 04), and
-# StreamingLLM keeps four. OpenAI's gpt-oss gives each head a learned number in the sum of the softmax instead, a sink without
-# a slot.
+# So a cache that drops old tokens keeps the first ones: llama.cpp has `--keep` for its context shift (notebook 04: the oldest
+# tokens go when the cells are full), and StreamingLLM keeps four. OpenAI's gpt-oss adds a learned number to the sum by which the
+# softmax divides. So its heads need no such slot.
 #
 # ### Exercise 3: what stays? (5 minutes)
 #
 # Write the policy: of a list of slots, the first `first` and the last `last` stay, in their order, each once. There may be fewer
 # slots than that.
 #
-# <details><summary>Hint</summary>Both 0 and overlaps are cases: try <code>last = 0</code>, and 5 slots with
-# <code>first = 4</code> and <code>last = 6</code>.</details>
+# <details><summary>Hint</summary>What does <code>slots[-last:]</code> give when <code>last</code> is 0?</details>
 
 
 # %% tags=["exercise"]
@@ -529,23 +604,23 @@ from tutorial_engine.learn import check_keep
 mine.use(keep, check_keep)
 
 # %% [markdown]
-# Now let your own cache work with it. Choose `first` and `last` so that at most 33 slots stay, and the loss is at most
+# Now your own cache works with it. The two numbers below are a bad choice. Find better ones: at most 33 slots stay, and the loss is at most
 # 0.2 above that of the full cache. (It runs 40 tokens one by one: some seconds.)
+#
+# <details><summary>One answer</summary><code>first, last = 1, 32</code>. For this text, 1 and 20 are enough, too.</details>
 
 # %%
-first, last = 1, 32  # try others: 0 and 33, 4 and 16, 20 and 13
+first, last = 0, 33
 
 
 def stay(slots):
     return mine.parts("keep", slots, first, last)
 
 
-with_keep = mine.loss(WATER, LAST, stay)
-print(f"{first} first and {last} last: loss {with_keep:.2f}, all slots: {losses['all slots']:.2f}")
-good = first + last <= 33 and with_keep <= losses["all slots"] + 0.2
-print(
-    "✔ a third of the slots is nearly enough" if good else "✘ more than 33 slots, or 0.2 too much"
-)
+more = mine.loss(WATER, LAST, stay) - losses["all slots"]
+print(f"{first} first and {last} last slots: the loss is {more:.2f} above that of all slots")
+good = first + last <= 33 and more <= 0.2
+print("✔ for this text, a third of the slots is nearly enough" if good else "Try two others.")
 
 # %% [markdown]
 # ## 4 · A conversation is a prefix cache
@@ -581,9 +656,9 @@ def talk(**more):
 
 talked = talk()
 for turn in talked.turns:
-    print(
-        f"you:   {turn.question}\nmodel: {turn.answer}   [{len(turn.prompt_token_ids)} prompt tokens]"
-    )
+    number = len(turn.prompt_token_ids)
+    print(f"you:   {turn.question}\nmodel: {turn.answer}")
+    print(f"       [{number} prompt tokens, {len(turn.token_ids)} of the answer]")
 
 # %%
 predictions.ask(
@@ -600,9 +675,11 @@ if predictions.reveal("turns", found[-1]):
         print(f"{total} prompt tokens: {turn.num_found} found, {total - turn.num_found} run")
 
 # %% [markdown]
+# (The last answer is none: it is a very small model.)
+#
 # When the second turn had ended, K and V of its prompt and of its answer were in the cache: four full blocks, and a
 # fifth one that was not full. Below is the step in which the third turn is admitted (T3). It takes the four blocks from
-# the turns before it, by their hashes.
+# the turns before it, by their hashes. Look at blocks 0 to 3: *found again*.
 
 # %% tags=["figure-conversation"]
 from tutorial_engine.viz import block_view
@@ -614,7 +691,7 @@ third = sum(len(turn.token_ids) for turn in talked.turns[:2])  # each step broug
 block_view(trace, step=third, labels=labels)
 
 # %% [markdown]
-# Whoever waits for the answer feels it: only the tokens that were not found must run before the first new one can be chosen.
+# The user notices this: only the tokens that were not found must run before the first new one can be chosen.
 # The next cell talks once more without a prefix cache, and measures the time to the first token (TTFT) of each turn.
 
 # %% tags=["figure-first-tokens", "nbval-ignore-output"]
@@ -692,8 +769,9 @@ print(
 # All eight are admitted in one step. The first one runs the system prompt, and the other seven find its blocks in
 # the same step, as in notebook 05.
 #
-# **Talk to it.** Write a line and press Enter. Your parts answer, about ten tokens a second. Below each answer you see what
-# was found. Say something twice, or ask about what you said before. (*Interrupt the kernel* ends an answer.)
+# **Talk to it.** Write a line and press Enter. Your parts answer, five to ten tokens a second. Below each answer you see what
+# was found. (*Interrupt the kernel* ends an answer.) It is a very small model: it knows many things, and believes others that are
+# not so.
 
 # %%
 from tutorial_engine.viz import ChatBox

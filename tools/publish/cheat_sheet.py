@@ -5,6 +5,7 @@ import math
 import torch
 
 from tutorial_engine.cache import KVCacheSpec
+from tutorial_engine.cache.blocks import BlockManager
 from tutorial_engine.cache.paged import num_blocks_in
 from tutorial_engine.engine.metrics import RequestMetrics
 from tutorial_engine.lab.roofline import Roofline, forward_bytes, forward_flops
@@ -18,6 +19,8 @@ TIMES = (0.25, 0.31, 0.37, 0.43)  # of a request's tokens
 KNOWN, COMPUTED, BUDGET = 21, 8, 12
 TABLE, BLOCK, POSITION = (5, 1, 0), 4, 6
 SCORES = (2.0, 1.0, 3.0)  # of a first block of one token, and of a second one
+PROMPT, EQUAL = 84, 66  # tokens of a turn, and those of the turn before it
+PROBABILITIES = (0.9, 0.5, 0.1)  # of the tokens that came
 SECTIONS = {  # blank of the page → the lesson and the section that explain the formula
     "attention": ("01", "Attention by hand, three tokens"),
     "rope": ("01", "RoPE: position as rotation"),
@@ -29,6 +32,8 @@ SECTIONS = {  # blank of the page → the lesson and the section that explain th
     "budget_lesson": ("04", "Blocks for a budget"),
     "slots": ("04", "The block table"),
     "softmax": ("04", "Attention that reads the pages in place"),
+    "conversation": ("06", "A conversation is a prefix cache"),
+    "sink": ("06", "The slot that nobody may throw away"),
 }
 
 
@@ -70,7 +75,22 @@ def figures() -> dict[str, str]:
         "blocks": f"{num_blocks_in(2**30, spec, 16):,}",
         "slot": str(TABLE[POSITION // BLOCK] * BLOCK + POSITION % BLOCK),
         "correct": f"exp({old:g} − {new:g}) = {math.exp(old - new):.3f}",
+        "prompt": str(PROMPT),
+        "equal": str(EQUAL),
+        "found": str(_found(PROMPT, EQUAL, 16)),
+        "probabilities": ", ".join(f"{p:g}" for p in PROBABILITIES),
+        "loss": f"{-sum(map(math.log, PROBABILITIES)) / len(PROBABILITIES):.2f}",
     }
+
+
+def _found(prompt: int, equal: int, block_size: int) -> int:
+    """How many tokens of a prompt are found, when a request has run the first `equal` of them."""
+    blocks = BlockManager(num_blocks=-(-equal // block_size), block_size=block_size)
+    tokens = [*range(prompt)]
+    blocks.admit("before", tokens[:equal])
+    blocks.cache_full_blocks("before", tokens[:equal], equal)
+    blocks.commit("before", equal)
+    return block_size * len(blocks.find(tokens))
 
 
 def _least(name: str, config: ModelConfig, num_tokens: int, context_len: int) -> dict[str, str]:

@@ -52,7 +52,7 @@ def after(texts: TwoTexts, chosen: Iterator[tuple[str, int | None, range]]) -> T
     """Probabilities [chosen, V] of the next token after each of these edits."""
     return texts.after(
         [
-            texts.exchange(layers, which, None if head is None else [head])
+            texts.replace(layers, which, None if head is None else [head])
             for which, head, layers in chosen
         ]
     )

@@ -21,6 +21,7 @@ ROOT = NOTEBOOKS.parent
 OUT = ROOT / "handout"
 # what a learner needs beside the notebooks; tests and notebooks/src have the answers in them
 FILES = ("Makefile", "LICENSE", "pyproject.toml", "constraints.txt", "environment.yml")
+CHAT = "examples/chat.py"  # what `make chat` runs
 FOLDERS = ("tutorial_engine", "tools", "figures", "docs")
 TEACHERS = ROOT / "docs" / "teaching"  # plans with answers, not for students
 README, CAPSTONE = TEACHERS / "students.md", TEACHERS / "capstone.md"  # but for these two
@@ -67,7 +68,7 @@ def is_for_students(path: Path) -> bool:
 
 def students_files() -> list[Path]:
     """What goes to the students. ValueError when one of their notebooks tells a solution."""
-    files = [ROOT / name for name in FILES]
+    files = [ROOT / name for name in (*FILES, CHAT)]
     for folder in FOLDERS:
         files += filter(is_for_students, sorted((ROOT / folder).rglob("*")))
     for name, source in sources().items():

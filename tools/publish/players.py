@@ -121,7 +121,7 @@ def _pages(explorer: BlockExplorer, knob: str, name: str, values: Mapping[Any, A
 FACTS = Entry(  # no recorded steps: the visitor chooses, and a real model has answered before
     "facts",
     TITLE,
-    "A real model has read a text about France. Exchange some numbers of its KV cache with those "
+    "A real model has read a text about France. Replace some numbers of its KV cache by those "
     "of a text about Italy, and the answer is Rome. Search by halves: 64 of 11,520 numbers are "
     "enough.",
     "06_real_model",

@@ -1,7 +1,7 @@
 """Where a model passes on what two texts differ in: one cache, edited with the other's numbers.
 
 The first text runs as far as the last token that differs. Some of what its cache holds of these
-tokens is exchanged with what it holds of the second text's, and the rest of the text runs. Knows
+tokens is replaced by what it holds of the second text's, and the rest of the text runs. Knows
 models and caches; draws nothing. The method is activation patching (Meng et al. 2022, ROME).
 """
 
@@ -39,24 +39,25 @@ class TwoTexts:
         ids = [tuple(tokenizer.encode(one).ids) for one in (text, donor)]
         lengths = [len(one) for one in ids]
         if lengths[0] != lengths[1]:
+            cut = [" | ".join(tokenizer.decode([i]) for i in one) for one in ids]
             raise ValueError(
-                f"both texts need as many tokens, and these have {lengths[0]} and {lengths[1]}: "
-                "try words that are one token each"
+                "both texts need the same number of tokens, and these have "
+                f"{lengths[0]} ({cut[0]}) and {lengths[1]} ({cut[1]})"
             )
         slots = tuple(i for i, (a, b) in enumerate(zip(*ids, strict=True)) if a != b)
         if not slots:
             raise ValueError("the two texts are the same: change a word in one of them")
         if slots[-1] == lengths[0] - 1:
-            raise ValueError("the last token must be the same: it runs after the exchange")
+            raise ValueError("the last token must be the same: it runs afterwards")
         held, other = (memory_of(model, one[: slots[-1] + 1]) for one in ids)
         return cls(model, (ids[0], ids[1]), slots, held, other)
 
     @property
     def rest(self) -> tuple[int, ...]:
-        """The tokens that run after the exchange."""
+        """The tokens that run afterwards."""
         return self.ids[0][self.slots[-1] + 1 :]
 
-    def exchange(
+    def replace(
         self, layers: Sequence[int], which: str = "v", heads: Sequence[int] | None = None
     ) -> Exchange:
         """The edit that takes "k", "v" or "kv" of these layers and heads from the second text."""
@@ -75,17 +76,17 @@ class TwoTexts:
         return own, other
 
     def every_cell(self) -> Tensor:
-        """P of the second text's answer when one cell alone is exchanged: [layers, heads, 2].
+        """P of the second text's answer when one cell alone is replaced: [layers, heads, 2].
 
         A cell is K (0) or V (1) of a layer and a K/V head, in all `slots`.
         """
         config = self.model.config
         shape = (config.num_hidden_layers, config.num_key_value_heads)
         cells = product(range(shape[0]), range(shape[1]), "kv")
-        edits = [self.exchange([layer], which, [head]) for layer, head, which in cells]
+        edits = [self.replace([layer], which, [head]) for layer, head, which in cells]
         return self.after(edits)[:, self.answers[1]].view(*shape, 2)
 
     def every_layer(self, which: str = "v") -> Tensor:
-        """Probabilities [layers, V] when all heads of one layer alone are exchanged."""
+        """Probabilities [layers, V] when all heads of one layer alone are replaced."""
         layers = range(self.model.config.num_hidden_layers)
-        return self.after([self.exchange([layer], which) for layer in layers])
+        return self.after([self.replace([layer], which) for layer in layers])

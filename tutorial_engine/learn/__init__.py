@@ -32,7 +32,7 @@ __getattr__, __all__ = hands_out(
         "checks_04": (
             "check_allocate, check_context_shift, check_num_blocks, check_slots, check_visible"
         ),
-        "checks_06": "check_exchange, check_find_layer, check_keep",
+        "checks_06": "check_replace_head, check_find_layer, check_keep",
         "checks_a1": "check_rank_mlp",
         "checks_a2": "GpuMemory, check_end_to_end, check_size, check_step",
         "checks_a3": "check_free_order, check_hits, check_log",

@@ -1,4 +1,4 @@
-"""The checks of notebook 06: halve the layers, exchange a head, keep a few slots.
+"""The checks of notebook 06: halve the layers, replace a head, keep a few slots.
 
 What is wrong is shown: the input, the answer, the right one. No cause is guessed.
 """
@@ -41,7 +41,7 @@ def _search(function: Function, num_layers: int, layer: int) -> None:
         more = "..." if len(asked) > SHOWN else ""
         questions = "; ".join(asked[:SHOWN]) or "nothing"
         return CannotBe(
-            f"{num_layers} layers, and layer {layer} flips the answer: {why}. "
+            f"a test with {num_layers} layers, of which layer {layer} flips the answer: {why}. "
             f"It asked: {questions}{more}"
         )
 
@@ -62,7 +62,9 @@ def _search(function: Function, num_layers: int, layer: int) -> None:
     if whole(answer) != layer:
         raise told(f"it returned {answer!r:.40}")
     if len(asked) > enough:
-        raise told(f"it found it with {len(asked)} runs, and {enough} are enough")
+        raise told(
+            f"the right layer, but by {len(asked)} questions; halving needs at most {enough}"
+        )
 
 
 def _range(numbers: list[int]) -> str:
@@ -72,9 +74,9 @@ def _range(numbers: list[int]) -> str:
     return str(numbers[0] if len(numbers) == 1 else numbers)
 
 
-def check_exchange(function: Function) -> Verdict:
-    """Check exchange(memory, donor, layer, slots, head) → the changed memory."""
-    name = "exchange"
+def check_replace_head(function: Function) -> Verdict:
+    """Check replace_head(memory, donor, layer, slots, head) → the changed memory."""
+    name = "replace_head"
 
     def run() -> Verdict:
         cases = [(1, [3], 1), (0, [0], 0), (2, [1, 4], 2), (1, [4], 0)]
@@ -89,7 +91,7 @@ def check_exchange(function: Function) -> Verdict:
                 raise CannotBe(f"{asked}: the donor has changed, and must stay as it is")
             want = _parts(EDITS[name](right, donor, layer, slots, head), _two_memories()[0])
             if (got := _parts(answer, _two_memories()[0])) != want:
-                raise CannotBe(f"{asked}: changed is {_list(got)}; wanted: {_list(want)}")
+                raise CannotBe(f"{asked}: it changed {_list(got)}; wanted: only {_list(want)}")
             if any(
                 not torch.equal(a, b)
                 for i in right

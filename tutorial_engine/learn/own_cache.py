@@ -60,7 +60,9 @@ def transplant(
     return memory
 
 
-def exchange(memory: Memory, donor: Memory, layer: int, slots: Sequence[int], head: int) -> Memory:
+def replace_head(
+    memory: Memory, donor: Memory, layer: int, slots: Sequence[int], head: int
+) -> Memory:
     """The memory with V of one K/V head in these slots of one layer from the donor."""
     memory[layer][1][slots, head] = donor[layer][1][slots, head]
     return memory
@@ -85,7 +87,7 @@ def keep(slots: Sequence[int], first: int, last: int) -> list[int]:
 
 
 EDITS: dict[str, Callable[..., Any]] = {  # of a memory: cells use them, no model runs them
-    one.__name__: one for one in (transplant, exchange, find_layer, keep)
+    one.__name__: one for one in (transplant, replace_head, find_layer, keep)
 }
 
 

@@ -18,13 +18,13 @@ from tutorial_engine.viz.tokens import escape
 TITLE = "Sixty-four numbers: where is Paris?"
 LEAD = (
     "SmolLM2 has read a text as far as the marked word. Its KV cache holds 11,520 numbers of each "
-    "marked token: K and V of 30 layers with 3 heads, 64 numbers each. Exchange some of them with "
+    "marked token: K and V of 30 layers with 3 heads, 64 numbers each. Replace some of them by "
     "those of another text; the model then reads the rest. How few numbers change the answer?"
 )
 LIKELIEST = 3  # tokens that are shown of each answer
 Cell = tuple[str, int, int]  # "k" or "v", head, layer
 
-# how a cell looks: as it is; tried before, so many times; and exchanged now
+# how a cell looks: as it is; tried before, so many times; and replaced now
 FREE: dict[str, Value] = {"fill": "#ffffff", "stroke": "#b9c2c9", "stroke-width": 1}
 TRIED = [FREE | {"fill": tint(RED, 0.1 + 0.09 * times)} for times in range(6)]
 NOW: dict[str, Value] = {"fill": RED, "stroke": INK, "stroke-width": 2}
@@ -35,7 +35,7 @@ SENTENCES = {
     "layers": "layers {first} to {last}",
     "all heads": "all heads",
     "head": "head {head}",
-    "caption": "Exchanged: {part} of {layers}, {heads}. These are {count} of {total} numbers. "
+    "caption": "Replaced: {part} of {layers}, {heads}. These are {count} of {total} numbers. "
     "The answer is “{answer}” ({p}), {whose}.",
     "as before": "as before",
     "of the other": "that of the other text",
@@ -70,7 +70,7 @@ def map_scene(
 ) -> Sheet:
     """The cache of one token: a column for each layer, a row for each head of K and of V.
 
-    `now` are exchanged, and `tried` were before, so many times.
+    `now` are replaced, and `tried` were before, so many times.
     """
     left, wide, tall, size = (46.0, 10.3, 22.0, 12.0) if narrow else (78.0, 27.0, 19.0, 13.0)
     right, top = left + wide * layers, 40.0
@@ -92,7 +92,7 @@ def map_scene(
             sheet.rect(".".join(map(str, cell)), box, **look)  # type: ignore[arg-type]
     x, y = (4.0 if narrow else left), sheet.height - 6
     for name, words, look in (
-        ("now", "exchanged now", NOW),
+        ("now", "replaced now", NOW),
         ("tried", "tried before (strong colour: often)", TRIED[2]),
     ):
         sheet.rect(f"key.{name}", (x + 1, y - 11, 12, 12), **look)  # type: ignore[arg-type]
@@ -124,7 +124,7 @@ def fact_page(said: Mapping[str, Any], links: Mapping[str, str] | None = None) -
     maps = {"wide": map_scene(layers, heads), "small": map_scene(layers, heads, narrow=True)}
     body = _BODY.format(
         pairs="".join(f"<option>{escape(_name(pair))}</option>" for pair in said["pairs"]),
-        part=choice("exchange", ["K", "V"]),
+        part=choice("replace", ["K", "V"]),
         head=choice("head", ["all", *map(str, range(heads))]),
         last=layers - 1,
         before=_answer("before", "before"),

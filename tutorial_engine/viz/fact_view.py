@@ -1,7 +1,7 @@
-"""Where the cache holds what a text says: each cell exchanged alone, and what is answered then.
+"""Where the cache holds what a text says: each cell replaced alone, and what is answered then.
 
 A cell is K or V of one layer and K/V head, in the slots in which two texts differ. A picture of all
-cells, and an explorer that exchanges one layer's. Knows `lab.two_texts`, which exchanges.
+cells, and an explorer that replaces one layer's. Knows `lab.two_texts`, which replaces.
 """
 
 import math
@@ -43,17 +43,17 @@ TEXT = "The capital of France is the city of"
 OTHER = "The capital of Italy is the city of"
 MAX_TOKENS = 48  # of a text: each cell runs the rest of it
 MAX_NAMED = 3  # tokens that differ
-SHOWN = 3  # next tokens before an exchange and after it
+SHOWN = 3  # next tokens before a replacement and after it
 ALL = "all"
 WIDE, LEFT = 790.0, 114.0  # of the picture, and of the names in front of the grid
 HIGH, LONGEST = 28.0, 120.0  # of a token's box
-GAP = 42.0  # between K and V, where what is exchanged is named
+GAP = 42.0  # between K and V, where what is replaced is named
 LONG = {"K": "keys", "V": "values"}
 OWN, DONOR = look(0), look(1)  # of the first text, and of the second
 
 
 class Cells(NamedTuple):
-    """What is exchanged: K, V or both ("k", "v", "kv") of these heads of a layer."""
+    """What is replaced: K, V or both ("k", "v", "kv") of these heads of a layer."""
 
     layer: int
     which: str
@@ -75,9 +75,9 @@ def likely(probs: Tensor) -> Likely:
 
 @dataclass(frozen=True)
 class Fact:
-    """Two texts, each cell exchanged alone, and how all of it is called.
+    """Two texts, each cell replaced alone, and how all of it is called.
 
-    `cells` [layers, heads, 2]: P of the second text's answer; `before`: nothing is exchanged.
+    `cells` [layers, heads, 2]: P of the second text's answer; `before`: nothing is replaced.
     """
 
     two: TwoTexts
@@ -112,7 +112,7 @@ class Fact:
         return num_cells * self.two.model.config.head_dim * len(self.two.slots)
 
     def numbers_of(self, chosen: Cells) -> int:
-        """Numbers that are exchanged."""
+        """Numbers that are replaced."""
         return self.numbers(len(chosen.which) * len(chosen.heads))
 
     def called(self, chosen: Cells) -> str:
@@ -125,7 +125,7 @@ class Fact:
 
     @property
     def best(self) -> Cells:
-        """The cell whose exchange alone makes the second text's answer likeliest."""
+        """The cell whose replacement alone makes the second text's answer likeliest."""
         layer, head, part = torch.unravel_index(self.cells.argmax(), self.cells.shape)
         return Cells(int(layer), "kv"[int(part)], (int(head),))
 
@@ -152,11 +152,11 @@ def plain(label: str) -> str:
 
 
 def fact_picture(two: TwoTexts, tokenizer: Tokenizer) -> Picture:
-    """What the cache holds of the slots that differ: each cell exchanged alone, and the best."""
+    """What the cache holds of the slots that differ: each cell replaced alone, and the best."""
     before = likely(two.after([dict])[0])
     fact = Fact(two, tokenizer, two.every_cell(), before)
     best = fact.best
-    after = likely(two.after([two.exchange([best.layer], best.which, best.heads)])[0])
+    after = likely(two.after([two.replace([best.layer], best.which, best.heads)])[0])
     count, own = f"{fact.numbers_of(best):,}", fact.bare(before.ids[0])
     if two.answers[0] == two.answers[1]:
         title = f"Both texts have one answer: “{own}”"
@@ -165,11 +165,11 @@ def fact_picture(two: TwoTexts, tokenizer: Tokenizer) -> Picture:
     else:
         stays = before.ids[0] == after.ids[0]
         title = (
-            f"{count} numbers are exchanged: {'still ' if stays else ''}{fact.name(after.ids[0])}"
+            f"{count} numbers are replaced: {'still ' if stays else ''}{fact.name(after.ids[0])}"
         )
     sheet = Sheet(WIDE, 0)
     y = 22 + _top(sheet, fact, best, title, 26)
-    _answers(sheet, fact, y, {"as it is:": before, f"{count} numbers exchanged:": after})
+    _answers(sheet, fact, y, {"as it is:": before, f"{count} numbers replaced:": after})
     sheet.height = y + 84
     return sheet.picture(_picture_caption(fact, after))
 
@@ -181,7 +181,7 @@ def _picture_caption(fact: Fact, after: Likely) -> str:
     rest = fact.cells.flatten().topk(2).values[1].item()
     return (
         f"Of {total:,} numbers that the cache holds for {own}, {count} ({fact.called(best)}) are "
-        f"exchanged with those of {other}: {fact.told(after)}; each of the other {all_cells - 1} "
+        f"replaced by those of {other}: {fact.told(after)}; each of the other {all_cells - 1} "
         f"cells alone gives {fact.wanted} at most {math.ceil(1000 * rest) / 1000:.3f}."
     )
 
@@ -220,7 +220,7 @@ def _top(sheet: Sheet, fact: Fact, chosen: Cells, title: str, size: float) -> fl
     it = "it" if len(fact.two.slots) == 1 else "them"
     said = (
         f"A language model has read {own}. Of the {total:,} numbers that its cache holds for {it}, "
-        f"{count:,} are exchanged with those of {other}."
+        f"{count:,} are replaced by those of {other}."
     )
     about = words(said, 15, WIDE - 2 * MARGIN, 2, **FAINT)
     about.draw(sheet, "about", MARGIN, 17 + size)
@@ -279,11 +279,11 @@ def _texts(sheet: Sheet, fact: Fact, y: float) -> list[tuple[float, float]]:
     sheet.cell("next", (x, low, HIGH, HIGH), "known", OWN)
     sheet.inside("next.label", (x, low, HIGH, HIGH), "?", 16, **BOLD)
     first, last = (sum(spans[i]) / 2 for i in (0, -1))
-    need, base = text_width("exchanged", 14) + 24, y + HIGH + 23
+    need, base = text_width("replaced", 14) + 24, y + HIGH + 23
     if last + need < WIDE:
-        sheet.text("exchanged", last + 14, base, "exchanged", 14)
+        sheet.text("replaced", last + 14, base, "replaced", 14)
     elif first > need:
-        sheet.text("exchanged", first - 14, base, "exchanged", 14, **RIGHT)
+        sheet.text("replaced", first - 14, base, "replaced", 14, **RIGHT)
     return spans
 
 
@@ -292,7 +292,7 @@ def _pitch(layers: int) -> float:
 
 
 def _grid(sheet: Sheet, fact: Fact, chosen: Cells, y: float) -> float:
-    """All cells, layers to the right, heads of K and below them of V; what is exchanged framed."""
+    """All cells, layers to the right, heads of K and below them of V; what is replaced framed."""
     layers, heads, _ = fact.cells.shape
     own, _ = fact.slot_words
     wide, tall = _pitch(layers), min(24.0, max(6.0, 192 / heads))
@@ -301,13 +301,14 @@ def _grid(sheet: Sheet, fact: Fact, chosen: Cells, y: float) -> float:
     title += f" of {counted(fact.numbers(1), 'number')}"
     title = cut_to(title, WIDE - 2 * MARGIN, 16, bold=True, keep=True)
     sheet.text("held", MARGIN, y + 20, title, 16, **BOLD)
-    says = f"colour: how likely {fact.wanted} is when this cell alone is exchanged"
+    says = f"colour: how likely {fact.wanted} is when this cell alone is replaced"
     says = cut_to(says, WIDE - 2 * MARGIN - 160, 14, keep=True)
     sheet.note("scale.says", MARGIN, y + 42, says, 14)
     x = MARGIN + text_width(says, 14) + 18
     sheet.note("scale.least", x, y + 42, "0", 14)
     sheet.colour_scale("scale", (x + 14, y + 31, 88, 13))
-    sheet.note("scale.most", x + 108, y + 42, "1", 14)
+    most = max(0.5, math.ceil(20 * float(fact.cells.max())) / 20)  # the best one is the brightest
+    sheet.note("scale.most", x + 108, y + 42, f"{most:g}", 14)
     y += 56
     tops = (y, y + tall * heads + GAP)  # of K, and of V
     values = fact.cells.tolist()
@@ -315,8 +316,8 @@ def _grid(sheet: Sheet, fact: Fact, chosen: Cells, y: float) -> float:
         p = values[layer][head][part]
         box = Grid(LEFT, tops[part], wide, tall, layers, (2, 2)).box(head * layers + layer)
         cell = fact.called(Cells(layer, "kv"[part], (head,)))
-        tip = f"{cell} exchanged alone: {fact.wanted} {p:.3f}"
-        sheet.rect(f"cell.{layer}.{head}.{part}", box, shade(p), tip, **SHADE)
+        tip = f"{cell} replaced alone: {fact.wanted} {p:.3f}"
+        sheet.rect(f"cell.{layer}.{head}.{part}", box, shade(p / most), tip, **SHADE)
     for top, name in zip(tops, "KV", strict=True):
         base = top + tall * heads / 2 + 2
         sheet.text(f"part.{name}", MARGIN, base, name, 22, **BOLD)
@@ -344,7 +345,7 @@ def _framed(
     cell: tuple[float, float],
     right: float,
 ) -> None:
-    """What is exchanged in a thick frame, and between K and V what it is called."""
+    """What is replaced in a thick frame, and between K and V what it is called."""
     wide, tall = cell
     middle = LEFT + wide * (chosen.layer + 0.5) - 1
     said, base = (
@@ -382,9 +383,9 @@ class Layers(NamedTuple):
 
 
 class FactExplorer(Explorer):
-    """Type two texts; exchange K, V or both of a head or all in one layer a step.
+    """Type two texts; replace K, V or both of a head or all in one layer a step.
 
-    What is exchanged is the slots in which they differ. All layers of a choice run at once, and are
+    What is replaced is the slots in which they differ. All layers of a choice run at once, and are
     kept.
     """
 
@@ -398,9 +399,9 @@ class FactExplorer(Explorer):
         tokenizer: Tokenizer,
         first: str = TEXT,
         second: str = OTHER,
-        exchange: str = "V",
+        replace: str = "V",
     ) -> None:
-        """`exchange`: "V", "K" or "K and V"."""
+        """`replace`: "V", "K" or "K and V"."""
         self.model, self.tokenizer = model, tokenizer
         self.heads = tuple(range(model.config.num_key_value_heads))
         self.ran: tuple[str, str] | None = None  # the texts that are drawn
@@ -414,21 +415,26 @@ class FactExplorer(Explorer):
             {
                 "text": text("text", first, "420px"),
                 "other": text("other text", second, "420px"),
-                "exchange": choice("exchange", [*PARTS], exchange, "190px"),
+                "replace": choice("replace", [*PARTS], replace, "190px"),
                 "head": head,
             }
         )
 
     def rerun(self) -> int:
-        """Run new texts with each cell exchanged; for another choice, each of its layers."""
+        """Run new texts with each cell replaced; for another choice, each of its layers."""
         texts = self.value("text"), self.value("other")
         if texts != self.ran:
             self._run(*texts)
             self.ran = texts
+        own, other = self.two.answers
+        if own == other:
+            self.note = (
+                "Both texts have the same answer, so nothing can be seen: change one of them."
+            )
         head = self.value("head")
-        self.which = PARTS[self.value("exchange")]
-        self.exchanged = self.heads if head == ALL else (head,)
-        self.layers = self._layers(self.which, self.exchanged)
+        self.which = PARTS[self.value("replace")]
+        self.replaced = self.heads if head == ALL else (head,)
+        self.layers = self._layers(self.which, self.replaced)
         return len(self.layers.after)
 
     def _run(self, first: str, second: str) -> None:
@@ -448,25 +454,25 @@ class FactExplorer(Explorer):
         self.fact = Fact(two, self.tokenizer, torch.stack(parts, -1), before)
 
     def _layers(self, which: str, heads: tuple[int, ...]) -> Layers:
-        """Each layer's exchange alone, kept for these texts."""
+        """Each layer's replacement alone, kept for these texts."""
         if (which, heads) not in self.known:
             layers = range(self.model.config.num_hidden_layers)
-            edits = [self.two.exchange([layer], which, heads) for layer in layers]
+            edits = [self.two.replace([layer], which, heads) for layer in layers]
             probs = self.two.after(edits)
             after = tuple(likely(one) for one in probs)
             self.known[which, heads] = Layers(after, probs[:, self.two.answers[1]].clone())
         return self.known[which, heads]
 
     def _chosen(self, step: int) -> Cells:
-        return Cells(step, self.which, self.exchanged)
+        return Cells(step, self.which, self.replaced)
 
     def scene(self, step: int) -> Scene:
-        """The grid with what is exchanged framed, and the next tokens before it and after it."""
+        """The grid with what is replaced framed, and the next tokens before it and after it."""
         fact, chosen, after = self.fact, self._chosen(step), self.layers.after[step]
         sheet = Sheet(WIDE, 0)
         y = 18 + _top(sheet, fact, chosen, f"Layer {step}: {fact.told(after)}", 18)
         _likeliest(sheet, "before", fact, MARGIN, y, "the next token as it is", fact.before)
-        title = f"after {fact.numbers_of(chosen):,} numbers are exchanged"
+        title = f"after {fact.numbers_of(chosen):,} numbers are replaced"
         _likeliest(sheet, "after", fact, WIDE / 2 + MARGIN, y, title, after)
         sheet.height = y + 24 * (SHOWN + 1) + 34
         sheet.tip_at, sheet.hint = (MARGIN, sheet.height - 10), "hover over a cell to read it"
@@ -474,14 +480,14 @@ class FactExplorer(Explorer):
         return sheet
 
     def caption(self, step: int) -> str:
-        """What is exchanged, and what is answered then."""
+        """What is replaced, and what is answered then."""
         fact, chosen, after = self.fact, self._chosen(step), self.layers.after[step]
         own, other = fact.slot_words
         p = f", and {fact.wanted} has {float(self.layers.wanted[step]):.3f}"
         return (
             f"{fact.called(chosen)}, {fact.numbers_of(chosen):,} of the "
             f"{fact.numbers(fact.cells.numel()):,} numbers that the cache holds for {own}, are "
-            f"exchanged with those of {other}: {fact.told(after)}"
+            f"replaced by those of {other}: {fact.told(after)}"
             f"{'' if after.ids[0] == fact.two.answers[1] else p}."
         )
 

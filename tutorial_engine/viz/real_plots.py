@@ -7,14 +7,13 @@ from collections.abc import Mapping, Sequence
 
 from tutorial_engine.viz.charts import (
     label_bars,
-    line_look,
     lines_across,
     no_axis,
     panels,
     rows_of_bars,
 )
 from tutorial_engine.viz.picture import Picture
-from tutorial_engine.viz.style import BLUE, PAPER, RED, SKY, finish, house_style
+from tutorial_engine.viz.style import BLUE, INK, PAPER, RED, SKY, finish, house_style
 from tutorial_engine.viz.words import counted
 
 
@@ -30,7 +29,7 @@ def losses_picture(losses: Mapping[str, float], num_tokens: int) -> Picture:
     label_bars(ax, bars, [f"{value:.2f}" for value in values], **inside)
     ax.axvline(values[0] + 0.2, color=RED, linestyle=":", linewidth=1.4)
     no_axis(ax, "bottom")
-    ax.set_title(f"mean loss of the last {num_tokens} tokens (dotted: all slots, and 0.2)")
+    ax.set_title(f"mean loss of the last {num_tokens} tokens (dotted: 0.2 above all slots)")
     worst = max(losses, key=lambda name: losses[name])
     return finish(
         figure,
@@ -42,14 +41,18 @@ def losses_picture(losses: Mapping[str, float], num_tokens: int) -> Picture:
 @house_style()
 def first_slot_picture(shares: Sequence[float], lengths: Sequence[float]) -> Picture:
     """By layer: the share of attention that slot 0 gets, and how long its V is beside others'."""
-    figure, (ax,) = panels(8.2, 3.0)
+    figure, axes = panels(8.2, 3.6, 2, sharex=True)
     layers = range(len(shares))
-    ax.bar(layers, shares, color=SKY, label="share of attention that slot 0 gets")
-    look = line_look(1) | {"markersize": 4}
-    ax.plot(layers, lengths, **look, label="length of its V, divided by the others'")
-    ax.set(xlabel="layer", ylim=(0, max(1.0, *lengths) * 1.05), xlim=(-0.8, len(shares) - 0.2))
-    lines_across(ax)
-    ax.legend(loc="upper center", ncols=2, frameon=False, bbox_to_anchor=(0.5, 1.2))
+    for ax, values, title in (
+        (axes[0], shares, "share of all attention that slot 0 gets"),
+        (axes[1], lengths, "length of V in slot 0, divided by the length of the others' V"),
+    ):
+        ax.bar(layers, values, color=SKY)
+        ax.set(ylim=(0, max(1.0, *values)), xlim=(-0.8, len(shares) - 0.2))
+        ax.set_title(title, loc="left")
+        lines_across(ax)
+    axes[1].axhline(1, color=INK, linestyle=":", linewidth=1.2)
+    axes[1].set_xlabel("layer")
     many = [layer for layer in layers if shares[layer] > 1 / 3]
     longest = max((lengths[layer] for layer in many), default=0.0)
     return finish(
@@ -81,6 +84,6 @@ def first_tokens_picture(found: Mapping[str, Sequence[tuple[int, int, float]]]) 
     gained = found[others[0]][-1][2] / found[first][-1][2] if others else 1.0
     return finish(
         figure,
-        f"In turn {turns} the first token comes {gained:.1f} times as soon {first} as "
+        f"In turn {turns} the first token comes {gained:.1f} times faster {first} than "
         f"{' and '.join(others)}.",
     )
