@@ -494,7 +494,8 @@ print("asked of Italy itself:", mine.generate(question("Italy")).checker.text)
 # %% [markdown]
 # The question on the screen is the same each time. With the numbers of Italy it answers in Italian, or in what a small model takes for
 # Italian. The last line is the control: asked for the capital of Italy, the model falls into Italian as well.
-#
+
+# %% [markdown]
 # **What this shows, and what not.**
 #
 # - It is one small model, and sentences of a few kinds. In a third of the 60 pairs the 64 numbers of head 1 alone were not enough,
@@ -502,12 +503,15 @@ print("asked of Italy itself:", mine.generate(question("Italy")).checker.text)
 # - The fact is *not stored* in the 64 numbers. They were computed when the word was read, by layers 0 to 23, from this token and those
 #   before it. The knowledge is in the weights. The 64 numbers are a place through which it *passes* to
 #   the tokens that come later.
-# - The method is called *activation patching*.
-#   [Meng et al. 2022](https://arxiv.org/abs/2202.05262) traced facts in a similar way in GPT-2 XL and GPT-J. (Their method to change a
+
+# %% [markdown]
+# The method is called *activation patching*.
+#
+# - [Meng et al. 2022](https://arxiv.org/abs/2202.05262) traced facts in a similar way in GPT-2 XL and GPT-J. (Their method to change a
 #   fact in the weights is called ROME.) MLPs of the middle layers add what is known about a subject, at the last token of its name.
-#   [Geva et al. 2023](https://arxiv.org/abs/2304.14767) found attention heads of later layers that take the answer from there to the
+# - [Geva et al. 2023](https://arxiv.org/abs/2304.14767) found attention heads of later layers that take the answer from there to the
 #   last token. Ours is such a place, seen in the cache.
-#   [Heimersheim and Nanda 2024](https://arxiv.org/abs/2404.15255) tell how such experiments are read, and how they are understood wrongly.
+# - [Heimersheim and Nanda 2024](https://arxiv.org/abs/2404.15255) tell how such experiments are read, and how they are understood wrongly.
 
 # %% [markdown]
 # ## 3 · The slot that nobody may throw away
