@@ -203,7 +203,8 @@ predictions.ask(
 # %% [markdown]
 # We could try each layer alone, in thirty runs. There is a faster way. Replace V in one half of the layers. If the
 # answer flips to Rome, the layer is in this half, and else it is in the other one. Then halve again.
-#
+
+# %% [markdown]
 # ### Exercise 1: find the layer by halves (10 minutes)
 #
 # `flips(layers)` gets a list of layers, runs the model with V of these replaced, and returns True if it then says
@@ -258,7 +259,8 @@ if predictions.reveal("where", layer // 10):
 # One layer of thirty decides. Replacing V in layer 22 or in layer 24 changes nothing.
 #
 # In this layer, slot 3 has three K/V heads of 64 numbers each. Three query heads share each of them (this is GQA, notebook 01).
-#
+
+# %% [markdown]
 # ### Exercise 2: replace one head (5 minutes)
 #
 # Copy V of one K/V head of some slots of one layer from `donor` to `memory`, and return `memory`. `memory[layer]` is a pair
@@ -433,10 +435,12 @@ for chance, token in zip(best.values.tolist(), best.indices.tolist(), strict=Tru
 # missing. Only replacing shows *what* passes there.
 
 # %% [markdown]
-# **Your own sentence.** Write two texts that have the same number of tokens and end in the same word. Choose what is replaced, and
-# move the slider from layer to layer. (A new text takes a few seconds.) Try the baby of a cat and of a
-# cow ("The baby of a cat is called a"), what is green and what is white ("The sky is blue and the grass is", "... the snow is"), and then
-# "The opposite of hot is" and "The opposite of big is". Is it always layer 23?
+# **Your own sentence.** Write two texts that have the same number of tokens and end in the same word. Choose what is
+# replaced, and move the slider from layer to layer. (A new text takes a few seconds.)
+
+# %% [markdown]
+# For example, try "The baby of a cat is called a" and the same with "cow"; then "The sky is blue and the grass is" with "snow"; then
+# "The opposite of hot is" with "big". Is it always layer 23?
 #
 # <details><summary>Answer</summary>With the first two it is layer 23. With the opposites no single layer is enough. So this layer is
 # a place where some things pass, and not all.</details>
@@ -580,11 +584,13 @@ first_slot_picture(*first_slot(model, water_ids))
 # it on slot 0, which every token sees, and whose V is short, so that it adds nearly nothing. (Layers 0, 1 and 11 are exceptions: there hardly any attention goes to it.) If slot 0 is gone, this attention
 # falls on slots with long values, which probably disturbs all layers.
 # [Xiao et al. 2023](https://arxiv.org/abs/2309.17453) call it an *attention sink*.
-#
+
+# %% [markdown]
 # So a cache that drops old tokens keeps the first ones: llama.cpp has `--keep` for its context shift (notebook 04: the oldest
 # tokens go when the cells are full), and StreamingLLM keeps four. OpenAI's gpt-oss adds a learned number to the sum by which the
 # softmax divides. So its heads need no such slot.
-#
+
+# %% [markdown]
 # ### Exercise 3: what stays? (5 minutes)
 #
 # Write the policy: of a list of slots, the first `first` and the last `last` stay, in their order, each once. There may be fewer
@@ -713,11 +719,6 @@ first_tokens_picture(waits)
 # users ask one question each. (Here the package's parts run: they are faster, and speed is what we look at.)
 
 # %% jupyter={"source_hidden": true}
-import time
-
-from tutorial_engine.cache import PagedKVCache
-from tutorial_engine.engine import EngineConfig, LLMEngine
-
 SYSTEM = (
     "You are a guide in a museum of science. Answer in one short sentence, with simple words that a "
     "child understands. Speak of science and of its history, and of nothing else. If you do not know "
@@ -727,28 +728,35 @@ ASKED = [
     *("What is a magnet?", "Why is the sky blue?", "Who was Marie Curie?", "What is a star?"),
     *("How do birds fly?", "What is DNA?", "Why does ice float?", "What is a fossil?"),
 ]
-prompts = [
-    template.prompt(
-        tokenizer, [{"role": "system", "content": SYSTEM}, {"role": "user", "content": one}]
-    )
-    for one in ASKED
-]
+
+
+def asked(text):
+    """The prompt of one of them: what the service says, and the question."""
+    roles = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": text}]
+    return template.prompt(tokenizer, roles)
+
+
+# %% jupyter={"source_hidden": true}
+from time import perf_counter
+
+from tutorial_engine.cache import PagedKVCache
+from tutorial_engine.engine import EngineConfig, LLMEngine
+
+limits = EngineConfig(max_num_seqs=8, max_model_len=256)
 
 
 def eight(together, prefix_caching=True):
     """Serve the eight; their outputs, the blocks in use at most, and seconds."""
     pool = PagedKVCache.from_config(c, num_blocks=96, block_size=16, prefix_caching=prefix_caching)
-    engine = LLMEngine(
-        model, tokenizer, EngineConfig(max_num_seqs=8, max_model_len=256), memory=pool
-    )
-    waiting, outputs, most, began = list(enumerate(prompts)), {}, 0, time.perf_counter()
+    engine = LLMEngine(model, tokenizer, limits, memory=pool)
+    waiting, outputs, most, began = list(ASKED), {}, 0, perf_counter()
     while waiting or engine.has_unfinished_requests():
         while waiting and (together or not engine.has_unfinished_requests()):
-            number, prompt = waiting.pop(0)
-            engine.add_request(str(number), prompt, SamplingParams(max_tokens=16))
+            text = waiting.pop(0)
+            engine.add_request(text, asked(text), SamplingParams(max_tokens=16))
         outputs |= {output.request_id: output for output in engine.step()}
         most = max(most, pool.blocks.num_blocks - pool.blocks.num_free)
-    return [outputs[str(i)] for i in range(8)], most, time.perf_counter() - began
+    return [outputs[text] for text in ASKED], most, perf_counter() - began
 
 
 # %%
