@@ -5,13 +5,13 @@
 # language model, one that answers questions. Then you look into its KV cache, and find the few numbers that decide
 # whether the capital of France is Paris or Rome.
 #
-# Plan about 1½ hours. You should have done notebook 01, and 02 up to section 4. For section 4 also 03 to 05.
+# Plan about 1¾ hours. You should have done notebook 01, and 02 up to section 4. For section 4 also 03 to 05.
 
 # %% [markdown]
 # | section | what it is about | minutes |
 # |---|---|---|
 # | 1 | your parts run a real model | 10 to 15 |
-# | 2 | where in the cache the name of a country passes | 40 |
+# | 2 | where in the cache the name of a country passes | 45 to 55 |
 # | 3 | the slot that nobody may throw away | 15 to 20 |
 # | 4 | a conversation is a prefix cache | 15 to 20 |
 #
@@ -156,13 +156,13 @@ print("nothing replaced:", chances(mine.memory(FRANCE, 4)))
 
 # %% [markdown]
 # Now we change what slot 3 holds, as in notebook 02. The text on the screen says France, and some numbers in slot 3
-# are *replaced by* those of Italy. The memory of the other text stays as it is. `mine.transplant` is your function of
+# are *replaced by* those of Italy. Italy's own memory does not change. `mine.transplant` is your function of
 # notebook 02.
 
 # %%
 predictions.ask(
     "which",
-    "In slot 3 we replace either all K or all V, in all thirty layers. After which of the two does the model say Rome?",
+    "In slot 3 we replace either all K or all V, in all thirty layers. Which of the two makes the model say Rome?",
     ["K", "V", "each of them alone", "neither: it takes both"],
 )
 
@@ -188,7 +188,7 @@ if predictions.reveal("which", int(by_v) if by_k != by_v else 2 if by_k else 3):
         print(f"{which} of all layers replaced:", chances(replaced(all_layers, which)))
 
 # %% [markdown]
-# The key says how the slot is found. For K it does not matter which country stands there: the slot is found in the same way.
+# A key only helps a query to find the slot. France and Italy are found equally well here, so the other K changes nothing.
 # The value is what the slot passes on.
 #
 # These are the V of thirty layers. In this model *one* layer of them is enough. Which one?
@@ -207,8 +207,8 @@ predictions.ask(
 # %% [markdown]
 # ### Exercise 1: find the layer by halves (10 minutes)
 #
-# `flips(layers)` gets a list of layers, runs the model with V of these replaced, and returns True if it then says
-# Rome. Return the layer that does it alone. For thirty layers, use at most five runs. (The check tries other numbers of
+# `flips(layers)` gets a list of layers, runs the model with V of these replaced, and returns True if the answer flips: if it
+# is Rome then. Return the layer that does it alone. For thirty layers, use at most five runs. (The check tries other numbers of
 # layers, too.)
 #
 # <details><summary>Hint</summary>Keep two borders, <code>low</code> and <code>high</code>: the layer is one of
@@ -256,7 +256,7 @@ if predictions.reveal("where", layer // 10):
         print(f"V of layer {one} alone:", chances(replaced([one], "V")))
 
 # %% [markdown]
-# One layer of thirty decides. Replacing V in layer 22 or in layer 24 changes nothing.
+# One layer of thirty decides. With V of layer 22 or of layer 24 replaced, the answer is Paris as before.
 #
 # In this layer, slot 3 has three K/V heads of 64 numbers each. Three query heads share each of them (this is GQA, notebook 01).
 
@@ -319,6 +319,7 @@ DONORS = [
     "I like eating sushi",
     "Her name is Giovanni",
     "The museum in Berlin",
+    "It is the same",
 ]
 
 
@@ -335,12 +336,33 @@ for text in DONORS if predictions.reveal("pizza", truth) else ():
     print(f"{text:22} {token_label(tokenizer, int(probs.argmax()))} {float(probs.max()):.2f}")
 
 # %% [markdown]
-# With the numbers of pizza, the capital of France is Rome. So they do not say "capital", and not even "country". They say something
-# like *Italian*. The layers after this one make a city of it, because the text asks for one.
-#
+# With the numbers of pizza, the capital of France is Rome. The last text names no place, and its numbers make the model
+# unsure: so it is not enough that they are other numbers. Do they say "Rome"? We put them into another sentence, one that asks
+# for a language:
+
+# %%
+LANGUAGE = "The people of France speak the language called"
+
+
+def best(memory, text):
+    """The likeliest next token, and its probability."""
+    probs = mine.next_token(memory, text)
+    return f"{token_label(tokenizer, int(probs.argmax()))} {float(probs.max()):.2f}"
+
+
+memory, donor = mine.memory(LANGUAGE, 4), mine.memory(DONORS[0], 4)
+print("as it is:             ", best(memory, LANGUAGE))
+memory = mine.parts("replace_head", memory, donor, layer, [3], 1)
+print("with numbers of pizza:", best(memory, LANGUAGE))
+
+# %% [markdown]
+# So they do not say "Rome", and not "capital". They say something like *Italian*. The layers after this one make of it what the text
+# asks for: a city, or a language.
+
+# %% [markdown]
 # **Who reads them?** Below is *query* head 4 of this layer, for the last token, "·of". It is one of the three that read K/V head 1,
 # and gives most of its attention to "·France". (The other two look mostly at "The"; section 3 comes to that.)
-# The tokens "is", "the" and "city" look at France, too: they read the same numbers, and pass on what they read.
+# The tokens "is", "the" and "city" look at France, too: they read the same numbers, and pass on some of it.
 
 # %% tags=["figure-reads"]
 from tutorial_engine.viz import AttentionExplorer
@@ -421,17 +443,22 @@ for first, second in OTHERS:
     print(f" ({number} numbers)")
 
 # %% [markdown]
-# **Replace, do not erase.** A simpler experiment would set V of this layer to zero. What is left then?
+# **Replace, do not erase.** A simpler experiment would set V of this slot and layer to zero. What is left then?
 
 # %%
-erased = mine.memory(FRANCE, 4)
-erased[layer][1][3] = 0
-best = mine.next_token(erased, FRANCE).topk(3)
-for chance, token in zip(best.values.tolist(), best.indices.tolist(), strict=True):
-    print(f"{token_label(tokenizer, token):10} {chance:.2f}")
+for heads, name in ((slice(None), "all three heads, 192 numbers"), (1, "head 1 alone, 64 numbers")):
+    erased = mine.memory(FRANCE, 4)
+    erased[layer][1][3, heads] = 0
+    likely = mine.next_token(erased, FRANCE).topk(3)
+    words = [token_label(tokenizer, int(i)) for i in likely.indices]
+    print(f"{name}, set to zero:")
+    print(
+        "   ", ", ".join(f"{w} {float(p):.2f}" for w, p in zip(words, likely.values, strict=True))
+    )
 
 # %% [markdown]
-# Without these numbers the model still knows that a city must come, but not which one. Erasing shows that something is
+# Without the 192 numbers the model still knows that a city must come, but not which one. Without the 64 of head 1, Paris is still the
+# likeliest. So the 64 numbers are *enough* to change the answer, but other numbers carry France, too. Erasing shows that something is
 # missing. Only replacing shows *what* passes there.
 
 # %% [markdown]
@@ -439,8 +466,8 @@ for chance, token in zip(best.values.tolist(), best.indices.tolist(), strict=Tru
 # replaced, and move the slider from layer to layer. (A new text takes a few seconds.)
 
 # %% [markdown]
-# For example, try "The baby of a cat is called a" and the same with "cow"; then "The sky is blue and the grass is" with "snow"; then
-# "The opposite of hot is" with "big". Is it always layer 23?
+# For example, try "The baby of a cat is called a", and "cow" in place of "cat" in the other text. Then "The sky is blue and the grass
+# is", with "snow" for "grass". Then "The opposite of hot is", with "big" for "hot". Is it always layer 23?
 #
 # <details><summary>Answer</summary>With the first two it is layer 23. With the opposites no single layer is enough. So this layer is
 # a place where some things pass, and not all.</details>
@@ -480,33 +507,38 @@ print(f"the country is in slot {slot}")
 
 
 # %%
-def answer(country=None):
+def answer(country=None, head=None):
     """What it says of France, with V of another country in this slot and layer."""
     memory = mine.memory(chat, slot + 1)
     if country:
         donor = mine.memory(question(country), slot + 1)
-        memory = mine.transplant(memory, donor, layer, [slot], "V")
+        if head is None:
+            memory = mine.transplant(memory, donor, layer, [slot], "V")
+        else:
+            memory = mine.parts("replace_head", memory, donor, layer, [slot], head)
     return mine.go_on(memory, chat)[len(chat) :]
 
 
-print("as it is:  ", answer())
-print("of Germany:", answer("Germany"))
-print("of Egypt:  ", answer("Egypt"))
-print("of Italy:  ", answer("Italy"))
+print("as it is:           ", answer())
+print("of Germany:         ", answer("Germany"))
+print("of Egypt:           ", answer("Egypt"))
+print("of Italy:           ", answer("Italy"))
+print("of Italy, head 1:   ", answer("Italy", head=1))
 print("asked of Italy itself:", mine.generate(question("Italy")).checker.text)
 
 # %% [markdown]
-# The question on the screen is the same each time. With the numbers of Italy it answers in Italian, or in what a small model takes for
-# Italian. The last line is the control: asked for the capital of Italy, the model falls into Italian as well.
+# The question on the screen is the same each time. With the 192 numbers of Italy it answers in Italian, or in what a small model
+# takes for Italian. The 64 numbers of head 1 alone are not enough here. The last line is a control: asked for
+# the capital of Italy, the model falls into Italian as well.
 
 # %% [markdown]
 # **What this shows, and what not.**
 #
-# - It is one small model, and sentences of a few kinds. In a third of the 60 pairs the 64 numbers of head 1 alone were not enough,
-#   and in the chat with Italy they are not enough, either.
-# - The fact is *not stored* in the 64 numbers. They were computed when the word was read, by layers 0 to 23, from this token and those
-#   before it. The knowledge is in the weights. The 64 numbers are a place through which it *passes* to
-#   the tokens that come later.
+# - **Where the 64 numbers come from:** layers 0 to 23 computed them when the word was read, from this token and those before it.
+# - **What they say:** something like "Italian". They *carry* it to the tokens that come later. The fact is *not stored* in them.
+# - **Who makes a city of it:** the layers that come after. The knowledge is in the weights, before this place and behind it.
+# - **How far this goes:** it is one small model, and sentences of a few kinds. In a third of the 60 pairs, and in the chat, the 64 numbers alone
+#   were not enough.
 
 # %% [markdown]
 # The method is called *activation patching*.
@@ -523,8 +555,8 @@ print("asked of Italy itself:", mine.generate(question("Italy")).checker.text)
 # **Objective:** find out which slots a full cache may lose.
 #
 # A cache gets full. Then an engine may throw slots away. Here is a text, and the model's *loss* on its last
-# 40 tokens: the mean of −log of the probability that the model gave to the token that came. Less is better. While these 40 run, one
-# by one, some slots are missing.
+# 40 tokens: the mean of −log of the probability that the model gave to the token that came. Less is better. Before each of these 40
+# runs, a rule chooses which earlier slots it may see.
 
 # %% jupyter={"source_hidden": true}
 from tutorial_engine.lab import loss_without
@@ -552,7 +584,11 @@ print(f"{len(water_ids)} tokens; with all slots the loss is {loss(lambda slots: 
 predictions.ask(
     "sink",
     "Some slots are taken away. In which case is the loss largest?",
-    ["slot 0, the first word, “The”", "slots 1 to 20", "all but slot 0 and the last 32"],
+    [
+        "slot 0, the first word, “The”",
+        "slots 1 to 20",
+        "everything except slot 0 and the last 32 slots",
+    ],
 )
 
 # %% tags=["figure-losses"]
@@ -580,15 +616,15 @@ from tutorial_engine.viz import first_slot_picture
 first_slot_picture(*first_slot(model, water_ids))
 
 # %% [markdown]
-# Softmax gives out shares that sum to 1. A head that finds nothing must still put its attention somewhere. It has learned to put
-# it on slot 0, which every token sees, and whose V is short, so that it adds nearly nothing. (Layers 0, 1 and 11 are exceptions: there hardly any attention goes to it.) If slot 0 is gone, this attention
+# The shares of a softmax always sum to 1. A head that finds nothing must still put its attention somewhere. It has learned to put
+# it on slot 0, which every token sees, and whose V is short, so that it adds nearly nothing. (Layers 0 to 2, 10 and 11 are exceptions: hardly any attention goes to it there, and its V is not short.) If slot 0 is gone, this attention
 # falls on slots with long values, which probably disturbs all layers.
 # [Xiao et al. 2023](https://arxiv.org/abs/2309.17453) call it an *attention sink*.
 
 # %% [markdown]
 # So a cache that drops old tokens keeps the first ones: llama.cpp has `--keep` for its context shift (notebook 04: the oldest
-# tokens go when the cells are full), and StreamingLLM keeps four. OpenAI's gpt-oss adds a learned number to the sum by which the
-# softmax divides. So its heads need no such slot.
+# tokens go when the cells are full), and StreamingLLM keeps four. OpenAI's gpt-oss adds one more learned number below
+# the fraction of each softmax. It takes the attention that is left over, so no slot has to.
 
 # %% [markdown]
 # ### Exercise 3: what stays? (5 minutes)
@@ -685,10 +721,10 @@ if predictions.reveal("turns", found[-1]):
         print(f"{total} prompt tokens: {turn.num_found} found, {total - turn.num_found} run")
 
 # %% [markdown]
-# (The last answer is none: it is a very small model.)
+# (The last answer does not answer the question: it is a very small model.)
 #
 # When the second turn had ended, K and V of its prompt and of its answer were in the cache: four full blocks, and a
-# fifth one that was not full. Below is the step in which the third turn is admitted (T3). It takes the four blocks from
+# fifth one that was not full. Below is the step in which the third turn (T3) starts. It takes the four blocks from
 # the turns before it, by their hashes. Look at blocks 0 to 3: *found again*.
 
 # %% tags=["figure-conversation"]
@@ -702,7 +738,8 @@ block_view(trace, step=third, labels=labels)
 
 # %% [markdown]
 # The user notices this: only the tokens that were not found must run before the first new one can be chosen.
-# The next cell talks once more without a prefix cache, and measures the time to the first token (TTFT) of each turn.
+# The next cell talks once more without a prefix cache, and measures the time to the first token (TTFT) of each turn. (Turn 1
+# does the same work in both. The difference there is noise.)
 
 # %% tags=["figure-first-tokens", "nbval-ignore-output"]
 from tutorial_engine.viz import first_tokens_picture

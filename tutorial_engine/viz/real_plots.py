@@ -48,7 +48,7 @@ def first_slot_picture(shares: Sequence[float], lengths: Sequence[float]) -> Pic
         (axes[1], lengths, "length of V in slot 0, divided by the length of the others' V"),
     ):
         ax.bar(layers, values, color=SKY)
-        ax.set(ylim=(0, max(1.0, *values)), xlim=(-0.8, len(shares) - 0.2))
+        ax.set(ylim=(0, 1.05 * max(1.0, *values)), xlim=(-0.8, len(shares) - 0.2))
         ax.set_title(title, loc="left")
         lines_across(ax)
     axes[1].axhline(1, color=INK, linestyle=":", linewidth=1.2)
