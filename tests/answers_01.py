@@ -13,7 +13,7 @@ from torch.nn.functional import scaled_dot_product_attention as sdpa
 from torch.nn.functional import silu
 
 from tutorial_engine.learn import checks_01 as c1
-from tutorial_engine.learn.judge import CODE, slips_of
+from tutorial_engine.learn.judge import slips_of
 from tutorial_engine.learn.own import LayerWeights, rms_norm
 from tutorial_engine.model.attention import causal_mask, naive_attention
 from tutorial_engine.model.config import ModelConfig
@@ -38,6 +38,15 @@ def attention_in_place(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     scores.exp_()
     scores /= scores.sum(dim=1, keepdim=True)
     return torch.mm(scores, v)
+
+
+def attention_row_by_row(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    """The output has the shape of q, as the exercise says."""
+    out = torch.zeros_like(q)
+    for row, (query, allowed) in enumerate(zip(q, mask, strict=True)):
+        scores = (k[allowed] @ query) / len(query) ** 0.5
+        out[row] = scores.softmax(0) @ v[allowed]
+    return out
 
 
 def masked_after(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
@@ -172,38 +181,28 @@ def kv_bytes(c: ModelConfig, size: int) -> int:
     return sum(2 * c.num_key_value_heads * c.head_dim * size for _ in range(c.num_hidden_layers))
 
 
-ATTENTION_SLIPS = slips_of(  # what is found in the shares of an answer
-    c1._attention,
-    """
-    ~mask → mask
-        the mask is inverted; True means that a query MAY attend to the key
-    ~mask → ~causal_mask(len(q), len(k))
-        your mask is your own, the causal one; use the argument `mask`
-    ~mask → ~(mask & causal_mask(len(q), len(k)))
-        a causal mask is applied besides `mask`; use the argument alone
-    ~mask → ~torch.ones(len(q), len(k)).bool().tril()
-        your mask is your own (a triangle at the upper left, as `is_causal=True` has it); use the
-    .masked_fill(~mask, -INF) →
-        the mask has no effect; queries see the future
-    -INF → 0.0
-        a forbidden key gets the share 0.18, because only exp(−∞) is 0; make forbidden scores −∞
-        before the softmax (in Python it is float("-inf"))
-    -INF → -15.0
-        with the scores −2000 (allowed) and 0 (forbidden) the forbidden key gets the share 1,
-    -INF → -1000.0
-        the forbidden key gets the share 1, because only exp(−∞) is 0; make forbidden scores −∞
-    .softmax(dim=-1) → .exp()
-        instead of 1; divide each exp(score) by the sum over the keys of its query: softmax
-    dim=-1 → dim=0
-        the softmax runs over the queries; take the last axis
-    / k.shape[-1] ** 0.5 →
-        divided by 1, and √D is 2.83 here; D is the size of the last axis ▸ k.shape[-1] ** 0.5
-    ** 0.5 →
-        divided by 8, and √D is 2.83 here
-    k.shape[-1] → 8
-        divided by 2.83, and √D is 2 here
-    """,
-)
+OTHER_ATTENTION: list[Function] = [  # no slips of the catalogue
+    lambda q, k, v, m: RIGHT["attention"](q, k, v, causal_mask(len(q), len(k))),
+    lambda q, k, v, m: RIGHT["attention"](q, k, v, m & causal_mask(len(q), len(k))),
+    lambda q, k, v, m: RIGHT["attention"](q, k, v, torch.ones(len(q), len(k)).bool().tril()),
+    *slips_of(
+        c1._attention,
+        """
+        -INF → 0.0
+            a forbidden score of 0
+        -INF → -15.0
+            of −15
+        -INF → -1000.0
+            of −1000
+        .softmax(dim=-1) → .exp()
+            no sum
+        ** 0.5 →
+            divided by D
+        k.shape[-1] → 8
+            a size that is typed in
+        """,
+    ).values(),
+]
 
 EXERCISES: dict[str, Exercise] = {
     "attention": Exercise(
@@ -212,34 +211,26 @@ EXERCISES: dict[str, Exercise] = {
             RIGHT["attention"],
             attention_by_loop,
             attention_in_place,
+            attention_row_by_row,
             lambda q, k, v, m: sdpa(q[None], k[None], v[None], attn_mask=m[None])[0],
         ],
-        {**c1.ATTENTION_SLIPS, **ATTENTION_SLIPS},
+        c1.ATTENTION_SLIPS,
         [
-            (masked_after, "−inf BEFORE the softmax"),
-            (lambda q, k, v, m: q @ k.T / head_dim**0.5 @ v, "D is the size of the last axis"),  # type: ignore[name-defined]  # noqa: F821
-            (lambda q, k, v, m: (q @ k.T + ~m * -INF).softmax(-1) @ v, "0 times −inf is NaN"),
-            (lambda q, k, v, m: q, "other numbers, and no mix of the values"),
-            (lambda q, k, v, m: q.masked_fill(not m, 0), "~mask turns each True into False"),
-            (lambda q, k, v, m: (q @ k.T).masked_fill(~m, "-inf"), 'a number: float("-inf")'),
-            (
-                lambda q, k, v, m: (q @ k.T).masked_fill(~m, -inf),  # type: ignore[name-defined]  # noqa: F821
-                'not defined. In Python −∞ is float("-inf")',
-            ),
-            (lambda q, k, v, m: v @ (q @ k.T), "The shares stand to the left of the values"),
-            (lambda q, k, v, m: (q @ k.T) / (q @ k.T).sum(-1), "keepdim=True keeps the axis"),
-            (but("attention", lambda out: (out, 0)), "got tuple; return only the output"),
+            *((answer, "") for answer in OTHER_ATTENTION),
+            (masked_after, "another answer for this input"),
+            (lambda q, k, v, m: q @ k.T / head_dim**0.5 @ v, "name 'head_dim' is not defined"),  # type: ignore[name-defined]  # noqa: F821
+            (lambda q, k, v, m: (q @ k.T + ~m * -INF).softmax(-1) @ v, "nan, expected"),
+            (lambda q, k, v, m: q, "[0, 0]: 1, expected 0.6225"),
+            (lambda q, k, v, m: q.masked_fill(not m, 0), "there: q is a tensor [2, 4]; m is"),
+            (lambda q, k, v, m: v @ (q @ k.T), "raised RuntimeError"),
+            (lambda q, k, v, m: (q @ k.T) / (q @ k.T).sum(-1), "raised RuntimeError"),
+            (but("attention", lambda out: (out, 0)), "yours is of type tuple, expected a tensor"),
             (but("attention", lambda out: out.half()), "in torch.float16, which keeps 4"),
             (
                 lambda q, k, v, m: naive_attention(q[:, None], k[:, None], v[:, None], m),
-                "got AttentionResult; the model goes on with tensors, and its .out is one",
+                "yours is of type AttentionResult, expected a tensor",
             ),
-            (but("attention", lambda out: out.tolist()), "tensors, and torch.tensor makes one"),
-            (lambda q, k, v, m: [*q[:, :2]], "tensors, and torch.stack makes one"),
-            (lambda q, k, v, m: (q @ k.T) * v, f"of its shares times the values{CODE}shares @ v"),
-            (lambda q, k, v, m: (q @ k.T) @ v.T, f"shares times the values{CODE}shares @ v"),
-            (lambda q, k, v, m: q @ k.T / torch.sqrt(q.shape[1]), f"no tensor{CODE}D ** 0.5"),
-            (lambda q, k, v, m: q @ k, f"a column for each key{CODE}q @ k.T"),
+            (but("attention", lambda out: out.tolist()), "yours is of type list, expected"),
         ],
     ),
     "window_mask": Exercise(
@@ -247,27 +238,16 @@ EXERCISES: dict[str, Exercise] = {
         [RIGHT["window_mask"], window],
         c1.MASK_SLIPS,
         [
-            (
-                lambda q, k, w: torch.ones(q, k, dtype=torch.bool),
-                "query 0 is at position 0, and it sees key 1",
-            ),
-            (lambda q, k, w: window(q, k, w, late=-1), "position -1, as its keys show; it must"),
-            (
-                window_by_slices,
-                "query 0, at position 0, sees no key, not itself (a negative start of a slice",
-            ),
-            (
-                lambda q, k, w: window(q, k, w) & ~window(q, k, 1),  # (back > 0) & (back < w)
-                "window=2; a query does not see itself; key_pos <= query_pos",
-            ),
-            (lambda q, k, w: torch.zeros(q, k).bool(), "at position 0, sees no key, not itself"),
-            (lambda q, k, w: window(q, k, w + 1), "sees up to 3 keys; 2 expected, itself included"),
+            (lambda q, k, w: torch.ones(q, k, dtype=torch.bool), "[0, 2]: True, expected False"),
+            (lambda q, k, w: window(q, k, w, late=-1), "queries stand at  [1, 2]"),
+            (window_by_slices, "[0, 0]: False, expected True"),
+            (lambda q, k, w: torch.zeros(q, k).bool(), "[0, 0]: False, expected True"),
             (
                 lambda q, k, w: torch.zeros(q, k).masked_fill(~window(q, k, w), -INF),
-                "must be bool, True = may attend; got torch.float32; this one is meant to be added",
+                "dtype torch.float32, expected torch.bool",
             ),
-            (joined_by_and, "Join two conditions with &, each in its own brackets"),
-            (lambda q, k, w: torch.ones(q) + torch.ones(k + 1), "of queries and a row of keys"),
+            (joined_by_and, "in the line: return back >= 0 and back < size"),
+            (lambda q, k, w: torch.ones(q) + torch.ones(k + 1), "raised RuntimeError"),
         ],
     ),
     "kv_head": Exercise(
@@ -280,12 +260,11 @@ EXERCISES: dict[str, Exercise] = {
         ],
         c1.HEAD_SLIPS,
         [
-            (lambda h, heads, kv_heads: h / (heads // kv_heads), "divide with //"),
-            (lambda h, heads, kv_heads: heads // h, "h begins at 0, and there are fewer K/V heads"),
             (
-                lambda h, heads, kv_heads: h // (heads / kv_heads),
-                f"is the size of a group a float?{CODE}num_heads // num_kv_heads",
+                lambda h, heads, kv_heads: h / (heads // kv_heads),
+                "kv_head(0, 6, 2) must be an int, got 0.0, of type float",
             ),
+            (lambda h, heads, kv_heads: heads // h, "there: heads = 6; h = 0"),
         ],
     ),
     "rope": Exercise(
@@ -293,17 +272,13 @@ EXERCISES: dict[str, Exercise] = {
         [RIGHT["rope"], rope_complex, rope_in_place],
         c1.ROPE_SLIPS,
         [
-            (lambda x, angles: RIGHT["rope"](x, 2 * angles), "position 0 is right, others not"),
-            (lambda x, a: x[..., :4] * a.cos(), f"no axis for the heads{CODE}angles[:, None, :]"),
-            (lambda x, angles: x * angles.cos()[:, None], "in two halves"),
-            (lambda x, angles: math.cos(angles), f"a tensor has its own{CODE}angles.cos()"),
-            (
-                lambda x, angles: cos(angles),  # type: ignore[name-defined]  # noqa: F821
-                "not defined. A tensor has .cos() and .sin()",
-            ),
-            (lambda x, angles: x + 1, "position 0 changed; all its angles are 0, so cos is 1"),
-            (cut_in_twos, f"a piece, chunk their number{CODE}x.chunk(2, dim=-1)"),
-            (lambda x, angles: own_positions(x), "wrong for one token at position 7"),
+            (lambda x, angles: RIGHT["rope"](x, 2 * angles), "there, expected  [0.5403, -0.8323"),
+            (lambda x, a: x[..., :4] * a.cos(), "raised RuntimeError"),
+            (lambda x, angles: x * angles.cos()[:, None], "raised RuntimeError"),
+            (lambda x, angles: math.cos(angles), "in the line: (lambda x, angles: math.cos"),
+            (lambda x, angles: x + 1, "there, expected  [1, 2, 0, 0]"),
+            (cut_in_twos, "there, in yours  [1, 2, 0, 0]"),
+            (lambda x, angles: own_positions(x), ""),
         ],
     ),
     "project": Exercise(
@@ -312,47 +287,25 @@ EXERCISES: dict[str, Exercise] = {
             RIGHT["project"],
             but("project", lambda qkv: (one for one in qkv)),
         ],
-        {
-            f"{name} {words}": but(
-                "project",
-                lambda qkv, at=at, slip=slip: [
-                    slip(one, qkv[0]) if i == at else one for i, one in enumerate(qkv)
-                ],
-            )
-            for words, slip in c1.PROJECT_SLIPS.items()
-            for at, name in enumerate("qkv")
-            if at or "repeated" not in words
-        },
+        c1.PROJECT_SLIPS,
         [
-            (but("project", lambda qkv: (qkv[0], qkv[2], qkv[1])), "k and v are swapped"),
-            (but("project", lambda qkv: (qkv[1], qkv[0], qkv[2])), "q and k are swapped"),
-            (but("project", torch.stack), f"so the three stay apart{CODE}return q, k, v"),
-            (but("project", torch.cat), f"so the three stay apart{CODE}return q, k, v"),
+            (but("project", torch.stack), "raised RuntimeError"),
+            (but("project", torch.cat), "raised RuntimeError"),
             (
                 but("project", lambda qkv: [one.chunk(2, dim=1) for one in qkv]),
-                f"q is cut into 2 tensors; cut the last axis, and it stays one tensor{CODE}"
-                ".unflatten(-1, (-1, head_dim))",
+                "q must be a tensor",
             ),
-            (but("project", lambda qkv: torch.cat(qkv, 1)), "got one tensor [5, 8, 8]"),
-            (but("project", lambda qkv: (*qkv[:2], qkv[1])), "v was made with w_k"),
-            (lambda x, w_q, *_: x @ w_q, "[out, in]: multiply by w_q.T"),
-            (
-                lambda x, *w: [(one @ x.T).unflatten(-1, (-1, w[3])) for one in w[:3]],
-                "left of the @, and a matrix such as w_q.T to the right",
-            ),
+            (but("project", lambda qkv: torch.cat(qkv, 1)), "got one tensor [1, 4, 2]"),
+            (lambda x, w_q, *_: x @ w_q, "raised RuntimeError"),
             (
                 lambda x, q, k, v, d: (x @ q.T).view(5, 6, 32),
-                f"Take the number of heads from the matrix, and head_dim from the argument{CODE}"
-                "len(w_q) // head_dim",
+                "there: x is a tensor [1, 3]; q is a tensor [4, 3]",
             ),
-            (lambda *case: RIGHT["project"](*case[:4], 32), "and head_dim from the argument"),
-            (
-                but("project", lambda qkv: [one.bfloat16() for one in qkv]),
-                "right, but in torch.bfl",
-            ),
+            (lambda *case: RIGHT["project"](*case[:4], 32), "raised RuntimeError"),
+            (but("project", lambda qkv: [one.bfloat16() for one in qkv]), "in torch.bfloat16"),
             (
                 but("project", lambda qkv: [one.numpy() for one in qkv]),
-                "torch.from_numpy makes one",
+                "q must be a tensor [T, heads, D], got a ndarray",
             ),
             (
                 but("project", lambda qkv: dict(zip("qkv", qkv, strict=True))),
@@ -365,59 +318,45 @@ EXERCISES: dict[str, Exercise] = {
         [RIGHT["layer"], layer_of()],
         c1.LAYER_SLIPS,
         [
-            (lambda x, w, angles, attend: 2 * x, "layer 0; other numbers; compare with steps"),
-            (
-                layer_of(head_dim=32),
-                f"K/V heads of 18 numbers, hidden size 40); is a size typed in?{CODE}"
-                "The head dimension is len(w.q_norm); .flatten(1) joins any number of heads",
-            ),
-            (layer_of(eps=0.3), "q, k and v are wrong when attend is called: look at steps 1"),
-            (lambda *given: 2 * RIGHT["layer"](*given), "q, k and v are right when attend is"),
+            (lambda x, w, angles, attend: 2 * x, "w.o = w.down = 0, so that nothing is added"),
+            (layer_of(head_dim=32), "raised RuntimeError: unflatten"),
+            (layer_of(eps=0.3), "q with other numbers; k with other numbers; v with other"),
+            (lambda *given: 2 * RIGHT["layer"](*given), "q as expected; k as expected; v as"),
             (
                 layer_of(rope=lambda x, angles: RIGHT["rope"](x, -angles)),
-                "it calls your rope, which is not ✔ yet (rope: turned the wrong way round",
+                "it calls your rope, which is not ✔ yet:\nrope gives another answer",
             ),
             (
                 layer_of(rope=lambda x, angles: x @ x),
-                "it calls your rope, which is not ✔ yet (rope raised RuntimeError",
+                "it calls your rope, which is not ✔ yet:\nrope raised RuntimeError",
             ),
-            (lambda x, w, angles, attend: x @ w.gate, "multiply by w.gate.T or w.up.T"),
-            (
-                lambda x, w, *_: w.up @ x.T @ w.down.T,
-                "left of the @, and a matrix such as w.gate.T to the right",
-            ),
+            (lambda x, w, angles, attend: x @ w.gate, "raised RuntimeError"),
             (
                 lambda x, w, a, attend: RIGHT["layer"](
                     *(x, w, a, lambda *qkv: w.o @ attend(*qkv).flatten(1))
                 ),
-                "left of the @, and w.q.T or w.o.T to the right",
+                "in the line: *(x, w, a, lambda *qkv: w.o @ attend(*qkv).flatten(1))",
+            ),
+            (
+                lambda x, w, a, attend: RIGHT["layer"](
+                    *(x, w, a, lambda q, k, v: attend(q, k, v) + attend(q, k, v))
+                ),
+                "attend is given  2 calls in place of one",
             ),
             (
                 lambda x, w, angles, attend: layer_of(head_dim=len(w.k))(x, w, angles, attend),
-                "The head dimension is len(w.q_norm)",
+                "raised RuntimeError",
             ),
-            (
-                lambda x, w, angles, attend: x + x.unflatten(1, (-1, 32)),
-                f"Join the heads before you multiply by w.o{CODE}.flatten(1)",
-            ),
-            (lambda x, w, *_: rms_norm(x, w.q_norm), "norm each head by itself"),
-            (
-                lambda x, w, *_: rms_norm(x.unflatten(1, (-1, 32)), w.input_norm),
-                "which have a weight for each of D",
-            ),
-            (lambda x, w, *_: x @ w.gate.T * x @ w.up.T, "brackets around each product with @"),
-            (
-                lambda x, w, *_: RIGHT["project"](x, w.q, w.k, w.v, len(w.q)),
-                "is the number of weights in w.q_norm",
-            ),
-            (lambda x, w, angles, attend: attend(x, x, x, None), "without a mask"),
+            (lambda x, w, *_: rms_norm(x, w.q_norm), "raised RuntimeError"),
+            (lambda x, w, *_: x @ w.gate.T * x @ w.up.T, "raised RuntimeError"),
+            (lambda x, w, angles, attend: attend(x, x, x, None), "has the mask already; it got 4"),
             (
                 layer_of(project=lambda *case: [RIGHT["project"](*case)[i] for i in (1, 0, 2)]),
-                "it calls your project, which is not ✔ yet (project: 4 and 2 heads of 8; q and",
+                "it calls your project, which is not ✔ yet:\nproject gives another answer",
             ),
             (
                 lambda x, w, a, attend: RIGHT["layer"](x, w, a, lambda q, k, v: attend(k, q, v)),
-                "attend got q with 2 heads, k with 6: are they swapped?",
+                "attend must get q, k and v; its q has 2 heads, and its k 4",
             ),
         ],
     ),
@@ -426,20 +365,14 @@ EXERCISES: dict[str, Exercise] = {
         [whole_layer, by_package],
         c1.WHOLE_SLIPS,
         [
-            (lambda *case: by_package(*case, out=lambda pair: pair), ".out is the result"),
-            (lambda *case: by_package(*case, out=lambda pair: pair.out.double()), "are float64"),
+            (lambda *case: by_package(*case, out=lambda pair: pair), "raised AttributeError"),
+            (lambda *case: by_package(*case, out=lambda pair: pair.out.double()), "same dtype"),
             (
                 lambda *case: by_package(*case, out=lambda pair: pair.out.transpose(0, 1)),
-                f"must stay the first axis when the heads are joined{CODE}.flatten(1)",
+                "raised RuntimeError",
             ),
-            (
-                lambda x, w, a: RIGHT["layer"](
-                    *(x, w, a, lambda q, k, v: torch.einsum("qhd,khd->qhk", q, k))
-                ),
-                "fewer K/V heads than query heads",
-            ),
-            (by_heads, "right, but with a loop over heads"),
-            (queries_before_heads, "a mask [T, T] have the heads first: hqk"),
+            (by_heads, "right, but the more heads, the more calls of PyTorch"),
+            (queries_before_heads, "in the line: return scores.masked_fill(~causal"),
         ],
     ),
     "induction_score": Exercise(
@@ -450,17 +383,12 @@ EXERCISES: dict[str, Exercise] = {
         ],
         c1.SCORE_SLIPS,
         [
-            (lambda shares, p: shares[p:, 1 : p + 1].diagonal(), "one number, got shape [5]"),
-            (
-                lambda shares, p: score(shares, p) + 1,
-                "only the queries of the second round count, each with one right place: the token "
-                f"after the earlier one of its kind{CODE}that is period − 1 places before the "
-                "query",
-            ),
+            (lambda shares, p: shares[p:, 1 : p + 1].diagonal(), "one number, got shape [2]"),
+            (lambda shares, p: score(shares, p) + 1, "expected is the mean of  [0.7, 0.3]"),
             (lambda shares, p: shares[p:, 1 : p + 1].diagonal().tolist(), "one number, got ["),
             (
                 lambda shares, p: shares[range(16, 32), range(1, 17)].mean(),
-                "period is 5 here, so the positions are 0 to 9",
+                "raised IndexError",
             ),
         ],
     ),
@@ -472,15 +400,12 @@ EXERCISES: dict[str, Exercise] = {
         ],
         c1.BYTES_SLIPS,
         [
-            (lambda c, size: kv_bytes(c, 4), "use the argument"),
-            (lambda c, size: 17 * size, "34; count K and V, layers, K/V heads"),
-            (lambda c, size: kv_bytes(QWEN3_06B, size) // 7, "it reads QWEN3_06B, use"),
-            (lambda c, size: c["head_dim"], "are its attributes: write config.head_dim"),
-            (lambda c, size: c.num_layers, "Its numbers are num_hidden_layers, num_key_value_he"),
-            (
-                lambda c, size: kv_bytes(replace(c, head_dim=32), size),
-                f"is its number typed in?{CODE}config.head_dim",
-            ),
+            (lambda c, size: kv_bytes(c, 4), "those of 4 bytes per number"),
+            (lambda c, size: 17 * size, "config.head_dim             8"),
+            (lambda c, size: kv_bytes(QWEN3_06B, size) // 7, "QWEN3_06B, not its argument"),
+            (lambda c, size: c["head_dim"], "raised TypeError"),
+            (lambda c, size: c.num_layers, "Did you mean 'num_hidden_layers'?"),
+            (lambda c, size: kv_bytes(replace(c, head_dim=32), size), "expected"),
         ],
     ),
 }

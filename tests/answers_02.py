@@ -9,47 +9,12 @@ from torch import Tensor
 
 from tutorial_engine.learn import checks_02 as c2
 from tutorial_engine.learn.cache_test_check import check_cache_test
-from tutorial_engine.learn.judge import rewritten, slips_of
+from tutorial_engine.learn.judge import rewritten
 from tutorial_engine.learn.own_cache import MyCache, MyStaticCache, transplant
 from tutorial_engine.model.batch import Batch
 from tutorial_engine.model.config import ModelConfig
 
 # -- notebook 02 ---------------------------------------------------------------------------------
-
-
-TRANSPLANT_SLIPS = slips_of(  # told by what of the memory is the donor's
-    transplant,
-    """
-    k, v = memory → v, k = memory
-    donor_k, donor_v = → donor_v, donor_k =
-        asked: K of slot 4 in layer 2; copied: V of slot 4 in layer 2
-    if "K" in which → if True
-    if "V" in which → if True
-        copied: K of slot 4 in layer 2 and V of slot 4 in layer 2
-    "K" in which → which == "K"
-    "V" in which → which == "V"
-        copied: nothing; of "KV" each letter counts
-    k[slots] = donor_k[slots] → k[:] = donor_k
-    v[slots] = donor_v[slots] → v[:] = donor_v
-        copied: K of slots 0 to 5 in layer 2
-    k[slots] = donor_k[slots] → k[slots[0]] = donor_k[slots[0]]
-    v[slots] = donor_v[slots] → v[slots[0]] = donor_v[slots[0]]
-        asked: V of slots 2 and 5 in layer 0; copied: V of slot 5 in layer 0
-    """,
-)
-FLOOR_SLIPS = slips_of(  # told by an amount that is counted alone
-    c2.least_seconds,
-    """
-    2 * num → 4 * num
-        it counts 28,000,000,000 FLOPs in place of 14,000,000,000; two for each weight and token
-    4 * num → 2 * num
-        it counts 2,000,000,000 bytes in place of 4,000,000,000; a weight in fp32 has 4 bytes
-    (4 * num_weights + kv_bytes) → ((4 * num_weights + kv_bytes) * num_tokens)
-        it counts 28,000,000,000 bytes in place of 4,000,000,000; a weight in fp32 has 4 bytes, and
-    + kv_bytes →
-        of 100,000,000 kv_bytes it counts 0 bytes
-    """,
-)
 
 
 class WritesInPlace:
@@ -99,7 +64,7 @@ class Shared(MyCache):
     kv: dict[int, tuple[Tensor, Tensor]] = {}  # noqa: RUF012  the mistake
 
     def __init__(self) -> None:
-        type(self).kv = {} if len(Shared.kv.get(0, [[]])[0]) != 8 else Shared.kv
+        pass
 
 
 class HeadsFirstView(MyStaticCache):
@@ -140,6 +105,12 @@ def transplant_anew(memory: Any, donor: Any, layer: int, slots: Any, which: str)
     return new
 
 
+def heads_of_all_slots(memory: Any, donor: Any, layer: int, slots: Any, which: str) -> Any:
+    for i in (i for i in range(2) if "KV"[i] in which):
+        memory[layer][i][:, slots] = donor[layer][i][:, slots]
+    return memory
+
+
 def token_by_token(model: Any, attention: Any, token_ids: list[int], num_computed: int) -> Tensor:
     for i in range(num_computed, len(token_ids)):
         hidden = model(Batch.from_sequences([[token_ids[i]]], [i]), attention)
@@ -171,45 +142,13 @@ def why_numpy(new_ids: list[int], text: str, eos: Any, stop: Any, limit: int) ->
     return None if np.int64(len(new_ids)) < limit else np.str_("length")
 
 
-WHY_SLIPS = slips_of(  # each hint of an ending, and a function that it helps
-    RIGHT["why_finished"],
-    """
-    >= max_tokens → > max_tokens
-        the last one counts
-    >= max_tokens → >= max_tokens - 1
-        one token is still allowed
-    new_ids[-1] in eos_ids → any(i in eos_ids for i in new_ids[:-1])
-        it alone ends the request
-    new_ids[-1] in eos_ids → new_ids[-1] == eos_ids[0]
-        eos_ids may hold several
-    new_ids[-1] in eos_ids → any(i in eos_ids for i in new_ids)
-        look at new_ids[-1] alone
-    any(one in text for one in stop) → text.endswith(tuple(stop))
-        search the whole text
-    one in text for → text.find(one) > 0 for
-        text.find gives 0 there
-    any(one in text for one in stop) → __import__("re").search("|".join(stop) or "^$", text)
-        a dot stands for itself
-    any(one in text for one in stop) → stop in text
-        stop is a tuple of strings
-    any(one in text for one in stop) → stop and stop[0] in text
-        look for each of them
-    any(one in text for one in stop) → False
-        look for it in text
-    new_ids[-1] in eos_ids → new_ids[-1] <= max(eos_ids)
-        only the ids in eos_ids end the text
-    new_ids[-1] in eos_ids → new_ids[-1] in (0, 3)
-        3 ends no text of this model; are ids typed in?
-    new_ids[-1] in eos_ids → new_ids[-1] in {*eos_ids} & {0, 3}
-        6 ends a text of this model; are ids typed in?
-    one in text for → one.lower() in text.lower() for
-        large and small letters differ
-    if new_ids → if len(new_ids) < max_tokens and new_ids
-        stop wins over length
-    else None → else "length"
-        it goes on: return None
-    """,
-)
+def why(old: str, new: str) -> Any:
+    """The right reason with this change."""
+    return rewritten(RIGHT["why_finished"], (old, new))
+
+
+STOPS = "any(one in text for one in stop)"
+NEWEST = "new_ids[-1] in eos_ids"
 
 EXERCISES: dict[str, Exercise] = {
     "MyCache": Exercise(
@@ -218,39 +157,46 @@ EXERCISES: dict[str, Exercise] = {
         c2.CACHE_SLIPS,
         [
             (cache_with(("[(k, v)]", "[k, v]")), "without the list"),
-            (cache_with(("[(k, v)]", "torch.cat(k, v)")), "one tuple"),
-            (Shared, "make the dict in __init__"),
-            (cache_with(("torch.cat(pair)", "pair[0] + pair[1]")), "`+` adds numbers"),
-            (cache_with(("torch.cat(pair)", "torch.cat((pair, pair))")), "join k to its first"),
-            (cache_with(("(k, v), strict", "(k, k), strict")), "v gets the new k; it must get"),
-            (
-                cache_with(("(k, v), strict", "(k, torch.cat((k, v))), strict")),
-                "layer 0: v has k in it; only v belongs there",
-            ),
+            (cache_with(("[(k, v)]", "torch.cat(k, v)")), "raised TypeError"),
+            (Shared, "a second cache begins with the tokens of the first"),
+            (cache_with(("torch.cat(pair)", "pair[0] + pair[1]")), ""),
+            (cache_with(("torch.cat(pair)", "torch.cat((pair, pair))")), "raised TypeError"),
+            (cache_with(("(k, v), strict", "(k, k), strict")), "k = k0 k1 k2, v = v0 v1 k2"),
+            (cache_with(("(k, v), strict", "(k, torch.cat((k, v))), strict")), "v = v0 v1 k2 v2"),
             (
                 cache_with(("if layer in", "if len(k) < 3 and (layer := 0) in")),
-                "layer 1: k has 6 tokens, expected 5; does each layer keep its own?",
+                "k = k0(layer 0) k0",
             ),
+            (cache_with(("(torch.cat(pair) for", "(torch.cat(pair).flip(0) for")), "k = k2 k1 k0"),
             (
-                cache_with(("(torch.cat(pair) for", "(torch.cat(pair).flip(0) for")),
-                "layer 0: k is mixed up; first the old, then the new",
+                cache_with(("[(k, v)]", "[(k.transpose(0, 1), v.transpose(0, 1))]")),
+                "k of shape [1, 2, 4], expected [2, 1, 4]",
             ),
+            (cache_with(("[(k, v)]", "[(k, v.bfloat16())]")), "in torch.bfloat16, which keeps 3"),
         ],
     ),
     "transplant": Exercise(
         c2.check_transplant,
         [transplant, transplant_anew],
-        {**c2.TRANSPLANT_SLIPS, **TRANSPLANT_SLIPS},
+        c2.TRANSPLANT_SLIPS,
         [
-            (lambda memory, donor, layer, *_: {layer: memory[layer]}, "a dict with layers [2]"),
-            (lambda memory, donor, layer, *_: {**memory, layer: donor[layer][0]}, "no pair"),
+            (lambda memory, donor, layer, *_: {layer: memory[layer]}, "a dict with layers [0]"),
+            (lambda memory, donor, layer, *_: {**memory, layer: donor[layer][0]}, "must be a pair"),
+            (
+                lambda memory, donor, layer, slots, _: (
+                    memory[layer][0][:, slots].copy_(donor[layer][0][:, slots]) is None or memory
+                ),
+                "nothing has changed",  # a list as an index makes a copy
+            ),
+            (heads_of_all_slots, "K[0, 1, 2, 3] = other numbers"),
+            (lambda memory, donor, layer, *_: {**memory, layer: donor[layer]}, "K = donor_K; V ="),
             (
                 lambda memory, donor, layer, slots, _: memory[layer][0].__setitem__(
                     slots, donor[layer][0]
                 ),
-                "take the same slots of both",
+                "raised RuntimeError",
             ),
-            (lambda memory, donor, layer, slots, _: memory[layer][slots], "is a pair (k, v)"),
+            (lambda memory, donor, layer, slots, _: memory[layer][slots], "raised TypeError"),
         ],
     ),
     "MyStaticCache": Exercise(
@@ -259,38 +205,38 @@ EXERCISES: dict[str, Exercise] = {
         c2.STATIC_SLIPS,
         [
             (Grows, "the right k, but in new memory"),
-            (static_cache(("config.num_hidden_layers", "4")), "config has the number of layers"),
-            (static_cache((", max_len, heads", ", 4096, heads")), "is a size typed in?"),
-            (in_memory("torch.bfloat16"), "in torch.bfloat16, and rounds it"),
-            (in_memory("torch.float64", PUT), "Keep the dtype of k and v"),
-            (CopiesInPlace, "it writes old k and v again"),
+            (static_cache(("config.num_hidden_layers", "4")), "raised IndexError"),
+            (static_cache((", max_len, heads", ", 4096, heads")), "its memory has"),
+            (in_memory("torch.bfloat16"), "in torch.bfloat16, which keeps 3 digits"),
+            (in_memory("torch.float64", PUT), "raised RuntimeError"),
+            (CopiesInPlace, "the old ones are written again"),
             (static_cache(("torch.zeros_like(self.k)", IN_NUMPY)), "make it with torch.zeros"),
-            (static_with("self.k[layer, start:end] = k"), "the new v is not written into the"),
-            (IntoACopy, "layer 0: the new k is not written into the memory"),
+            (static_with("self.k[layer, start:end] = k"), "k = k0, v = —"),
+            (IntoACopy, "k = —, v = —"),
             (
                 static_with("self.k[layer, start:end] = self.v[layer, start:end] = k"),
-                "layer 0: v gets the new k; it must get the new v",
+                "k = k0, v = k0",
             ),
             (
                 static_with("self.k[layer, end - 1], self.v[layer, end - 1] = k[-1], v[-1]"),
-                "layer 0: k of tokens 0 to 2 is wrong",
+                "k = — k1, v = — v1",
             ),
             (
                 static_with("p = batch.positions; self.k[layer, p] += k; self.v[layer, p] += v"),
-                "write with `=`, and not with `+=`",
+                "holds the sum of old and new",
             ),
             (static_with("self.k[layer, batch.position] = k"), "Did you mean 'positions'?"),
             (
                 static_with("return self.k[layer, : batch.positions]"),
-                "where the text ends",
+                "a list with one pair, [(k, v)]; got Tensor",
             ),
             (
                 static_cache(("self.k = torch", "k = torch"), ("(self.k)", "(k)")),
-                "has no attribute 'k'. Make the memory in __init__",
+                "has no attribute 'k'",
             ),
             (
                 static_cache(("num_key_value_heads", "num_attention_heads")),
-                "A buffer of a layer is [max_len, K/V heads, head_dim]",
+                "shape [1, 2, 4], expected [1, 1, 4]",
             ),
         ],
     ),
@@ -299,22 +245,25 @@ EXERCISES: dict[str, Exercise] = {
         [RIGHT["run_new"], token_by_token],
         c2.RUN_SLIPS,
         [
-            (lambda m, a, ids, n: RIGHT["run_new"](m, a, ids, max(0, n - 1)), "runs 2 tokens"),
-            (lambda m, a, ids, n: m(Batch.from_sequences(ids[n:], [n]), a), "a list of sequences"),
+            (
+                lambda m, a, ids, n: RIGHT["run_new"](m, a, ids, max(0, n - 1)),
+                "ran at positions [1, 2]; returned",
+            ),
+            (lambda m, a, ids, n: m(Batch.from_sequences(ids[n:], [n]), a), "raised "),
             (
                 lambda m, a, ids, n: m(Batch.from_sequences([ids[n:]], [[*range(n, 9)]]), a),
-                "wants one position for each sequence, that of its first token",
+                "raised ",
             ),
             (
                 lambda m, a, ids, n: m(Batch.from_sequences([torch.tensor(ids[n:])], [n]), a),
-                "wants lists of ids",
+                "raised ",
             ),
-            (lambda m, a, ids, n: m(ids[n:], a), "The model takes a Batch"),
-            (lambda m, a, ids, n: m(Batch([ids[n:]], [n]), a), "Batch.from_sequences makes one"),
-            (but("run_new", lambda logits: logits + 1), "other logits"),
+            (lambda m, a, ids, n: m(ids[n:], a), "raised "),
+            (lambda m, a, ids, n: m(Batch([ids[n:]], [n]), a), "raised "),
+            (but("run_new", lambda logits: logits + 1), ""),
             (
                 lambda m, a, ids, n: (RIGHT["run_new"](m, a, ids, n), ids.append(1))[0],
-                "the caller's",
+                "must leave the caller's",
             ),
         ],
     ),
@@ -343,10 +292,10 @@ EXERCISES: dict[str, Exercise] = {
         ],
         c2.SLOT_SLIPS,
         [
-            (slots_in_rows, "no list for each row"),
+            (slots_in_rows, "one flat list of numbers"),
             (
                 lambda c, new, m: [r * m + c[r] + i for r in c for i in range(new[r])],
-                "Count the rows: `for r in cached` gives numbers of tokens",
+                "raised IndexError",
             ),
         ],
     ),
@@ -357,19 +306,32 @@ EXERCISES: dict[str, Exercise] = {
         ],
         c2.TOP_P_SLIPS,
         [
-            (lambda probs, p: probs >= max(p, 0.4), "expected 2; the token that crosses p stays"),
-            (but("keep_top_p", lambda keep: keep.int()), "True = kept; got torch.int32"),
-            (lambda probs, p: probs.index_put_((probs > 0,), probs > 1), "a tensor of bools"),
-            (lambda probs, p: probs.sort(descending=True).cumsum(-1) < p, "sort gives two things"),
+            (lambda probs, p: probs >= max(p, 0.4), "yours keeps    none"),
+            (but("keep_top_p", lambda keep: keep.int()), "dtype torch.int32, expected torch.bool"),
+            (lambda probs, p: probs.index_put_((probs > 0,), probs > 1), "raised RuntimeError"),
+            (lambda probs, p: probs.sort(descending=True).cumsum(-1) < p, "raised AttributeError"),
         ],
     ),
     "why_finished": Exercise(
         c2.check_why_finished,
         [RIGHT["why_finished"], why_numpy],
-        {**c2.REASON_SLIPS, **WHY_SLIPS},
+        c2.REASON_SLIPS,
         [
-            (lambda *case: "stop" if case[0][-1] == case[2] else None, "it returns None, always"),
-            (lambda ids, text, eos, stop, limit: stop[0] in text, "stop may be empty"),
+            (lambda *case: "stop" if case[0][-1] == case[2] else None, "None for all 25 inputs"),
+            (lambda ids, text, eos, stop, limit: stop[0] in text, "raised IndexError"),
+            (but("why_finished", lambda reason: reason and reason.upper()), "'STOP'"),
+            (why(NEWEST, "any(i in eos_ids for i in new_ids[:-1])"), ""),
+            (why(NEWEST, "new_ids[-1] <= max(eos_ids)"), ""),
+            (why(NEWEST, "new_ids[-1] in (0, 3)"), ""),
+            (why(NEWEST, "new_ids[-1] in {*eos_ids} & {0, 3}"), ""),
+            (why(STOPS, '__import__("re").search("|".join(stop) or "^$", text)'), ""),
+            (why(STOPS, "stop in text"), "raised TypeError"),
+            (why(STOPS, "all(one in text for one in stop)"), ""),
+            (why(STOPS, "any(one.strip() in text for one in stop)"), r"('\n',)"),
+            (why(STOPS, "any(one.rstrip(chr(10)) in text for one in stop)"), r"('\n',)"),
+            (why(STOPS, "any(one.rstrip(' ') in text for one in stop)"), "('coat ',)"),
+            (why(STOPS, "any(one in text.strip() for one in stop)"), r"('\n',)"),
+            (why(STOPS, "any(one in text.split() for one in stop)"), ""),
         ],
     ),
     "least_seconds": Exercise(
@@ -378,10 +340,10 @@ EXERCISES: dict[str, Exercise] = {
             c2.least_seconds,
             lambda *case: torch.tensor(c2.least_seconds(*case)),
         ],
-        {**c2.FLOOR_SLIPS, **FLOOR_SLIPS},
+        c2.FLOOR_SLIPS,
         [
             (lambda *case: (c2.least_seconds(*case), "memory"), "return one number"),
-            (lambda *case: c2.least_seconds(*case) + 1, ": here the memory decides"),
+            (lambda *case: c2.least_seconds(*case) + 1, "reading "),
         ],
     ),
 }

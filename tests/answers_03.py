@@ -159,6 +159,7 @@ EXERCISES: dict[str, Exercise] = {
                 ),
                 "in the engine your slots_for gave None for request A, and did not ask",
             ),
+            (lambda *case: case[3](case[1][-1]) or RIGHT["slots_for"](*case), "C gave way"),
         ],
     ),
     "ttft_and_tpot": Exercise(

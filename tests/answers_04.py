@@ -27,12 +27,12 @@ from tutorial_engine.learn.checks_a1 import RANK_SLIPS, _part, check_rank_mlp
 from tutorial_engine.learn.checks_a2 import (
     END_TO_END_SLIPS,
     SIZE_SLIPS,
-    STEP_SLIPS,
     GpuMemory,
     check_end_to_end,
     check_size,
     check_step,
     right_end_to_end,
+    right_step,
 )
 from tutorial_engine.learn.checks_a3 import (
     FREE_ORDER_SLIPS,
@@ -55,15 +55,15 @@ ALLOCATE = slips_of(
     RIGHT["allocate"],
     """
     block_table.append(free_blocks.pop(0)) → block_table = [*block_table, free_blocks[0]]
-        change both lists in place
-    pos // block_size == len(block_table) → pos + 1 >= len(block_table) * block_size
-        position 3 is the last one in its block; the next
+        slot 20; then block_table [3], free_blocks [5]
+    pos // block_size == len(block_table) → (pos + 1) // block_size == len(block_table)
+        then block_table [3, 0], free_blocks [5]
     block_table.append(free_blocks.pop(0)) → block_table += free_blocks; free_blocks.clear()
-        the table got 3 blocks: take one
+        then block_table [3, 0, 5], free_blocks []
     == len(block_table) → == len(block_table) or pos == 5 and free_blocks
-        position 5 is in a block of the table: then take no block
+        then block_table [3, 0, 5], free_blocks [6]
     if not free_blocks: → if False:
-        No block is free: return None
+        IndexError: pop from empty list
     """,
 )
 FREE = slips_of(
@@ -71,69 +71,71 @@ FREE = slips_of(
     """
     free_queue[:] = without → free_queue = without
     + with_hash → if without else free_queue; free_queue += with_hash
-        [3, 9, 2, 5] now, and the queue lacks them. (If you wrote
+        ref_cnt {3: 0, 4: 0}, free_queue [7]
     without + free_queue → free_queue
-        lacks [3, 9], which have no hash: they go to
+        ref_cnt {3: 0, 4: 0}, free_queue [4, 3, 7]
     free_queue + with_hash → free_queue
-        nobody holds [3, 2, 1, 0] now, and the queue lacks
+        ref_cnt {5: 0, 2: 0}, free_queue [7]
     for block in table: → for block in [block for block in table if ref_cnt[block] == 1]:
     = without + → = without[::-1] +
-        count down for [0, 1], too: a request gives its whole
+        ref_cnt {0: 2, 4: 0}, free_queue [7, 4]
     without + free_queue + with_hash → without + with_hash
-        [7, 8] were in the queue before, and it lacks them now
+        ref_cnt {5: 0, 2: 0}, free_queue [2, 5]
     == 0] → == 0 or hashes[block] is None]
-        another request still holds [6]: only a block whose
+        ref_cnt {4: 0, 6: 1}, free_queue [6, 7, 4]
     ref_cnt[block] -= 1 → ref_cnt[block] = 0 if hashes[block] is None else ref_cnt[block] - 1
-        another request still holds [6]: count down by one
+        ref_cnt {4: 0, 6: 0}, free_queue [6, 7, 4]
     free_queue[:] = → [ref_cnt.pop(block) for block in gone]; free_queue[:] =
-        ref_cnt has lost [0, 1, 2, 3]: nobody holds
+        ref_cnt {}, free_queue [7, 2, 5]
     if ref_cnt[block] == 0] → ]
-        another request still holds [0, 1]: only a block
+        ref_cnt {0: 1, 4: 0}, free_queue [7, 4, 0]
     free_queue[:] = → hashes.update(dict.fromkeys(hashes)); free_queue[:] =
-        free changes no hash
+        hashes {5: None, 2: None, 7: None}
     + with_hash → + with_hash; len(table) == 1 and free_queue.sort()
-        the table [3] was given back (none without a hash), and the
+        the table [3] was given back (none without a hash)
     """,
 )
 TAKE = slips_of(
     RIGHT["take"],
     """
     del cached → hashes[block] = None; del cached
-        do you set hashes[block] to None before you look it up?
+        in the line: hashes[block] = None; del
     pop(0) → pop()
     hashes[block] is not None → True
-        The first of the queue, 3, has one: do you take another block?
+        take raised KeyError: None
     del cached[hashes[block]] → del cached[block]
-        the keys of `cached` are hashes, not blocks
+        take raised KeyError: 3
     hashes[block] is not None → True
-        KeyError: None; block 5 has no hash
+        KeyError: None
     hashes[block] is not None → hashes[block] is not None and len(free_queue) < 5
-        tokens came, and what can be found is {
+        tokens came
     """,
 )
 FIND = slips_of(
     RIGHT["find"],
     """
+    token_ids[end - block_size : end] → token_ids[end : end + block_size]
+        in cache    1 → 3
     token_ids[end - block_size : end] → token_ids[:end]
-        got 8 tokens in blocks
+        hash_of got 2 tokens in blocks of 1; the input was
     hash_of(last, token_ids[end - block_size : end]) → hash_of(token_ids[:end], last)
-        hash_of(parent, tokens) is given the tokens first
+        hash_of got [1] as the parent
     break → return None
-        returns None at a miss: return what was found so far
+        it returns None at a miss
     hash_of(last, token_ids[end - block_size : end]) → hash(tuple(token_ids[:end]))
     if last not in cached: → if False:
-        the keys of `cached` come from `hash_of`
+        in the line: found.append(cached[last])
     cached[last]) → last := cached[last])
         hash_of got 5 as the parent
     return found → cached.clear(); return found
-        find only looks
+        `cached` has changed
     range(block_size, len(token_ids), → range(block_size, len(token_ids) + block_size - 1,
-        no token is left to run
+        left to run    no token
     range(block_size, len(token_ids), block_size) → iter(lambda: block_size, 0)
     hash_of(last, → hash_of(None,
         called again and again
     token_ids[end - block_size : end] → [token_ids[end - block_size]]
-        first tokens in blocks of 4: a hash belongs
+        hash_of got 1 token for the first block, in blocks of 2
     """,
 )
 
@@ -293,6 +295,11 @@ def size_by_doubling(lens: list[int]) -> Any:
     return [rows, longest, torch.tensor((rows * longest - needed) / (rows * longest))]
 
 
+def but_rounded(lens: list[int]) -> Any:
+    rows, longest, unused = size_by_doubling(lens)
+    return rows, longest, round(float(unused), 4)
+
+
 def step_that(keep: Callable[[Any, Tensor], object]) -> Function:
     """A make_step whose step keeps the positions in its own way; right if they stay."""
 
@@ -399,9 +406,9 @@ EXERCISES: dict[str, Exercise] = {
         [RIGHT["num_blocks"], but("num_blocks", np.int64)],
         c4.BUDGET_SLIPS,
         [
-            (lambda *case: 1, "so 1,280 fit"),
-            (lambda b, *m: b // (1.0 * math.prod(m) * 2), "use //, and only whole factors"),
-            (lambda b, n, h, d, i, s: b // n * h * d * i * s, "from left to right"),
+            (lambda *case: 1, "480 bytes of 960"),
+            (lambda b, *m: b // (1.0 * math.prod(m) * 2), "a whole number of blocks, got 2.0"),
+            (lambda b, n, h, d, i, s: b // n * h * d * i * s, ""),
         ],
     ),
     "slots": Exercise(
@@ -415,12 +422,18 @@ EXERCISES: dict[str, Exercise] = {
         ],
         c4.SLOTS_SLIPS,
         [
-            (lambda t, s, n: RIGHT["slots"](t, s, n - 1), "9 slots for 10 tokens"),
-            (lambda t, s, n: [t[p // s] * s + (p & s - 1) for p in range(n)], "slot 7, not 6"),
-            (lambda t, s, n: [t[p / s] * s for p in range(n)], "its index is p // block_size"),
-            (lambda t, s, n: [t[p % s] * s + p // s for p in range(n)], "index is p // block_size"),
+            (lambda t, s, n: RIGHT["slots"](t, s, n - 1), "0 items, expected 1"),
+            (
+                lambda t, s, n: [t[p // s] * s + (p & s - 1) for p in range(n)],
+                "position 1: offset 1 in logical",
+            ),
+            (lambda t, s, n: [t[p / s] * s for p in range(n)], "list indices must be integers"),
+            (lambda t, s, n: [t[p % s] * s + p // s for p in range(n)], ""),
             (lambda *case: iter(RIGHT["slots"](*case)), "put list(...) around it"),
-            (lambda t, *sizes: (RIGHT["slots"](t, *sizes), t.append(0))[0], "only read the req"),
+            (
+                lambda t, *sizes: (RIGHT["slots"](t, *sizes), t.append(0))[0],
+                "it changed block_table",
+            ),
         ],
     ),
     "allocate": Exercise(
@@ -431,10 +444,10 @@ EXERCISES: dict[str, Exercise] = {
         ],
         {**c4.ALLOCATE_SLIPS, **ALLOCATE},
         [
-            (lambda t, free, s, p: t[p // s] * s + p % s, "is that one in the table?"),
+            (lambda t, free, s, p: t[p // s] * s + p % s, "IndexError: list index"),
             (
                 lambda t, free, s, p: RIGHT["allocate"](t, free, s, p) if p % s or free else None,
-                "position 4 lies in a block of the table: it needs no free block",
+                "None; then block_table [6, 2, 1], free_blocks []",
             ),
             (
                 lambda t, free, s, p: (
@@ -442,7 +455,7 @@ EXERCISES: dict[str, Exercise] = {
                 ),
                 "returns None",
             ),
-            (lambda t, free, s, p: RIGHT["allocate"](t, free, s, p) or -1, "expected slot 0"),
+            (lambda t, free, s, p: RIGHT["allocate"](t, free, s, p) or -1, "-1; then block_table"),
         ],
     ),
     "free": Exercise(
@@ -456,7 +469,7 @@ EXERCISES: dict[str, Exercise] = {
                     RIGHT["free"](t, c, queue, h),
                     None in h.values() and queue.sort(),
                 ),
-                "expected ref_cnt {5: 0, 2: 0, 9: 0, 3: 0} and the queue [3, 9, 7, 8, 2, 5]",
+                "ref_cnt {3: 0, 4: 0}, free_queue [3, 4, 7]",
             ),
         ],
     ),
@@ -469,7 +482,7 @@ EXERCISES: dict[str, Exercise] = {
                 lambda queue, hashes, cached: (
                     None if hashes[queue[0]] is None else RIGHT["take"](queue, hashes, cached)
                 ),
-                "it returns None: return the block here, too",
+                "None; then free_queue [5, 3], hashes {3: 'c', 5: None}",
             ),
         ],
     ),
@@ -478,10 +491,10 @@ EXERCISES: dict[str, Exercise] = {
         [RIGHT["find"], find_all_hashes_first, find_then_pop],
         {**FIND_SLIPS, **FIND},
         [
-            (lambda t, n, hash_of, _: [hash_of(None, t[0])], "got 11 as the tokens; in hash_of("),
-            (lambda *_: [2], "expected [5, 0, 3]"),
-            (lambda t, *rest: RIGHT["find"]([*t, 0], *rest)[:-1], "the last block counts, too"),
-            (but("find", set), "must return a list of blocks"),
+            (lambda t, n, hash_of, _: [hash_of(None, t[0])], "got 1 as the tokens"),
+            (lambda *_: [2], "yours          [2]"),
+            (lambda t, *rest: RIGHT["find"]([*t, 0], *rest)[:-1], ""),
+            (but("find", set), "is of type set, expected of type list"),
         ],
     ),
     "block_attention": Exercise(
@@ -492,31 +505,43 @@ EXERCISES: dict[str, Exercise] = {
             (gathered, "that is a gather"),
             (
                 attention_with(("min(block_size, kv_len - start)", LAST_OPEN)),
-                "kv_len % block_size is 0 where the last block is whole",
+                "scores is a tensor [0]",
             ),
-            (attention_with(("range(0, kv_len, block_size)", "()")), "no block was read"),
+            (attention_with(("range(0, kv_len, block_size)", "()")), "yours          [nan, nan,"),
             (
                 attention_with(MASKED, ("weights @ v_pool[block, :n]", "weights @ v_pool[block]")),
-                "slots that nobody wrote",
+                "it reads slots that nobody wrote",
             ),
-            (attention_with(("max(largest, float(scores.max()))", "0.0")), "exp() overflows"),
+            (
+                attention_with(("max(largest, float(scores.max()))", "0.0")),
+                "right for small scores, but for scores from 19 to",
+            ),
             (copied_blocks, "copies of all blocks"),
             (
                 attention_with(("largest - new_largest)", "new_largest - largest)")),
-                "exp(new m − old m) and",
+                "",
             ),
             (
                 attention_with(("kv_len - start", "max(0, kv_len - block * block_size)")),
-                "index i, which enumerate gives",
+                "scores is a tensor [0]",
             ),
-            (attention_with(("float(scores.max())", "scores")), "one number each: scores.max()"),
+            (attention_with(("float(scores.max())", "scores")), "Boolean value of Tensor"),
             (
                 attention_with(("max(largest, float(", "torch.maximum(largest, (")),
-                "m begins as torch.tensor(-torch.inf)",
+                "must be Tensor, not float",
             ),
-            (attention_with(("(scores - new_largest).exp()", "math.exp(scores)")), "use torch.exp"),
-            (attention_with(("math.sqrt(len(q))", "torch.sqrt(len(q))")), "write len(q) ** 0.5"),
-            (attention_with(("-math.inf", "0.0")), "m begins at −∞"),
+            (
+                attention_with(("(scores - new_largest).exp()", "math.exp(scores)")),
+                "weights = 2.718",
+            ),
+            (
+                attention_with(("math.sqrt(len(q))", "torch.sqrt(len(q))")),
+                "must be Tensor, not int",
+            ),
+            (
+                attention_with(("-math.inf", "0.0")),
+                "right for small scores, but for scores from -2,086",
+            ),
             (scaled_in_place, "wrote to k_pool"),
         ],
     ),
@@ -527,10 +552,10 @@ EXERCISES: dict[str, Exercise] = {
         [
             (
                 lambda c, s, q: [i for i, (p, own) in enumerate(c) if p <= q],
-                "An empty cell has position None: ask that first",
+                "too many       cell 0 (position 0, owners {1})",
             ),
-            (but("visible", lambda cells: cells[1:]), "expected [0, 1, 4, 6]"),
-            (lambda c, s, q: [s in own for _, own in c], "not True or False"),
+            (but("visible", lambda cells: cells[1:]), ""),
+            (lambda c, s, q: [s in own for _, own in c], "got True or False for each"),
         ],
     ),
     "context_shift": Exercise(
@@ -538,14 +563,14 @@ EXERCISES: dict[str, Exercise] = {
         [context_shift, shift_token_by_token, shifts_and_applies],
         c4.SHIFT_SLIPS,
         [
-            (lambda c, s, k, d: c.seq_keep(s), "sequence B (another one)"),
+            (lambda c, s, k, d: c.seq_keep(s), "B: tokens [] at positions []"),
             (
                 lambda c, s, k, d: (c.seq_rm(s, k, k + d), c.seq_add(s, k + d, 10, -d)),
-                "right in short texts, but in one of 20 tokens the logits are off by",
+                "[0, 9, 10, 11, 12, 13] at positions [0, 1, 10, 11, 12, 13]",
             ),
-            (drops_one_too_late, "that is right, but it kept the tokens [0, 5, 6, 7, 8, 9]"),
-            (lambda c, s, k, d: c.seq_ids, "call its seq_rm and its seq_add"),
-            (lambda c, s, k, d: c.seq_add(k + d, -1, -d), "It takes seq_id, p0, p1, delta"),
+            (drops_one_too_late, "A: tokens [0, 1, 3] at positions [0, 1, 2]"),
+            (lambda c, s, k, d: c.seq_ids, "nothing has changed in the cache"),
+            (lambda c, s, k, d: c.seq_add(k + d, -1, -d), "missing 1 required positional"),
         ],
     ),
     "rank_mlp": Exercise(
@@ -553,20 +578,22 @@ EXERCISES: dict[str, Exercise] = {
         [rank_mlp_by_slices],
         RANK_SLIPS,
         [
-            (ranks_with("down[:, own].T", "down.T"), "down is whole; take the columns"),
-            (ranks_with("down[:, own]", "down[own]"), "a column of down, not a row"),
-            (ranks_with("down[:, own].T", "down[:, own]"), "the part of down is not transposed"),
-            (ranks_with("x @ gate[own].T", "x @ gate[own]"), "gate or up is not transposed"),
-            (ranks_with("x @ up[own].T", "x @ up.T"), "up is whole, and gate is cut"),
-            (ranks_with("gate[own].T", "gate[:, own].T"), "a feature is a row of gate and of up"),
-            (lambda x, g, u, d, r, n: (x @ g.T * (x @ u.T)) @ d.chunk(n, 1)[r].T, "up are whole"),
-            (lambda x, *_: torch.distributed.all_reduce(x), "return the partial sum alone"),
+            (ranks_with("down[:, own].T", "down.T"), "and 4x3)\n  in the line: return"),
+            (ranks_with("down[:, own]", "down[own]"), ""),
+            (ranks_with("down[:, own].T", "down[:, own]"), ""),
+            (ranks_with("x @ gate[own].T", "x @ gate[own]"), ""),
+            (ranks_with("x @ up[own].T", "x @ up.T"), ""),
+            (ranks_with("gate[own].T", "gate[:, own].T"), ""),
+            (lambda x, g, u, d, r, n: (x @ g.T * (x @ u.T)) @ d.chunk(n, 1)[r].T, ""),
+            (lambda x, *_: torch.distributed.all_reduce(x), "process group has not been"),
+            (ranks_with("F.silu", "F.relu"), ""),
             (
-                ranks_with("F.silu", "F.relu"),
-                "rank=2, num_ranks=6; these are not the sums of its features' products; this rank "
-                "has features 12 to 17 (of 0 to 35)",
+                ranks_with("slice(rank * size, (rank + 1) * size)", "slice(rank, size)"),
+                "features in yours  1\n  expected features  2, 3",
             ),
-            (ranks_with("len(gate) // num_ranks", "len(gate) / num_ranks"), "divide with `//`"),
+            (ranks_with("len(gate)", "x.shape[1] // 2"), ""),
+            (ranks_with("len(gate) // num_ranks", "len(down)"), ""),
+            (ranks_with("len(gate) // num_ranks", "len(gate) / num_ranks"), "must be integers"),
             (ranks_with("    return", "    gate.zero_()\n    return"), "it changes gate"),
             (torch.no_grad()(_part), "the numbers are right, but it cannot be sent to another"),
         ],
@@ -576,10 +603,10 @@ EXERCISES: dict[str, Exercise] = {
         [end_to_end_by_blocks],
         END_TO_END_SLIPS,
         [
-            (lambda tables, lens, size: ([0], []), "cu_seqlens has 4 numbers here, got 1: [0]"),
-            (lambda *case: right_end_to_end(*case)[::-1], "first cu_seqlens, then the slots"),
-            (lambda tables, *rest: right_end_to_end([[0]] * 3, *rest), "p counts from 0 in each"),
-            (lambda tables, lens, size: ([0, 7, 11, 20], tables), "slots is one list of whole"),
+            (lambda tables, lens, size: ([0], []), "[0] 1 items, expected 2"),
+            (lambda tables, *rest: right_end_to_end([[0]] * 3, *rest), ""),
+            (lambda tables, lens, size: ([0, 7], tables), "it returned ([0, 7], [["),
+            (lambda *case: right_end_to_end(*case)[1], "two lists of whole numbers"),
         ],
     ),
     "size": Exercise(
@@ -587,25 +614,36 @@ EXERCISES: dict[str, Exercise] = {
         [size_by_doubling],
         SIZE_SLIPS,
         [
-            (
-                lambda lens: (1, 128, 21.9),
-                "the unused part (0 .. 1, not rounded) should be 0.21875",
-            ),
-            (lambda lens: 64, "contexts of [100], got 64; return three numbers"),
+            (lambda lens: (1, 128, 21.9), ""),
+            (lambda lens: 64, "yours is of type int, expected of type list"),
+            (but_rounded, "unused part    0.4922, expected 0.4921875"),
         ],
     ),
     "make_step": Exercise(
         check_step,
         [step_that_keeps, step_that_keeps_a_view, step_that_warms_up],
-        STEP_SLIPS,
+        slips_of(
+            right_step,
+            """
+            , kept: object = positions →
+                the place of [0, 1, 2, 3, 4, 5, 6, 7], which the recording reads: nothing
+            lens.copy_(torch.tensor(new_lens)) → lens = gpu.tensor(new_lens)
+                the place of [1, 1], which the recording reads: nothing referred to that
+            return replay() → return torch.arange(8) < lens[:, None]
+                make_step recorded 1 times, three calls of its step 0 times, with 0 replays
+            return replay() → return gpu.record(lambda a, b: b < a[:, None], lens, positions)()
+                make_step recorded 1 times, three calls of its step 3 times, with 3 replays
+            """,
+        ),
         [
-            (lambda gpu: lambda lens: lens, "step([3, 5]) must give [[1, 1, 1, 0"),
-            (lambda gpu: (step_that_keeps(gpu), 0), "return the function step(new_lens)"),
+            (lambda gpu: lambda lens: lens, "asked  step([3, 5])"),
+            (lambda gpu: lambda lens: None, "step returns None: does it end with"),
+            (lambda gpu: (step_that_keeps(gpu), 0), "must return the function step(new_lens)"),
             (
                 lambda gpu: (step_that_keeps(gpu), step_that_keeps(gpu))[1],
-                "make_step recorded 2 times, and 3 calls of its step 0 times",
+                "not 3 replays of 1 recording: make_step recorded 2 times",
             ),
-            (step_that_keeps_the_last, "in one variable for all"),
+            (step_that_keeps_the_last, "make_step(gpu) was called a second time"),
             (lambda gpu: gpu.record(torch.neg, [1, 1]), "got [1, 1]: make it with gpu.tensor"),  # type: ignore[arg-type]
         ],
     ),
@@ -618,10 +656,10 @@ EXERCISES: dict[str, Exercise] = {
         ],
         FREE_ORDER_SLIPS,
         [
-            (lambda *case: str(free_order_of_the_pool(*case)), "got '[3, 4, 2, 0, 1]'"),
-            (lambda queue, tables, _: [*queue, *chain(*tables)], "block 4 has no hash"),
-            (lambda queue, tables, _: [*chain(*tables), *queue], "block 0 has a hash"),
-            (free_order_of_all_tables, "which block of a table is taken first"),
+            (lambda *case: str(free_order_of_the_pool(*case)), "yours is of type str"),
+            (lambda queue, tables, _: [*queue, *chain(*tables)], ""),
+            (lambda queue, tables, _: [*chain(*tables), *queue], ""),
+            (free_order_of_all_tables, ""),
         ],
     ),
     "hits": Exercise(
@@ -633,15 +671,10 @@ EXERCISES: dict[str, Exercise] = {
         ],
         HITS_SLIPS,
         [
-            (lambda prompts, size: [0 for _ in prompts[1:]], "a list of 4 numbers is wanted"),
-            (lambda prompts, size: [0, 68, 44, 68], "each number is a multiple of 32"),
-            (lambda ps, size: [n // size for n in right_hits(ps, size)], "numbers of blocks"),
-            (lambda *_: [32, 64, 32, 64], "prompt 0 (counted from 0) shares its first 32 tokens"),
-            (
-                lambda *_: [0, 32, 32, 64],
-                "prompt 1 (counted from 0) shares its first 64 tokens with an",
-            ),
-            (hits_of_the_first_prompt, "prompt 1 (counted from 0) has 8 tokens, and one at least"),
+            (lambda prompts, size: [0 for _ in prompts[1:]], "1 items, expected 2"),
+            (lambda prompts, size: 64, "yours is of type int, expected of type list"),
+            (lambda *_: [32, 64, 32, 64], ""),
+            (hits_of_the_first_prompt, "yours          [0, 2]\n  expected       [0, 0]"),
         ],
     ),
     "log": Exercise(
@@ -649,8 +682,8 @@ EXERCISES: dict[str, Exercise] = {
         [log_by_tokens],
         LOG_SLIPS,
         [
-            (lambda size, one, block, longest: (one, longest), "expected 491,520 and 1638.40"),
-            (lambda *_: ("491,520", "1638.40x"), "two numbers are wanted"),
+            (lambda size, one, block, longest: (one, longest), "expected       [8, 4]"),
+            (lambda *_: ("491,520", "1638.40x"), "must return two numbers"),
         ],
     ),
 }

@@ -66,8 +66,6 @@ def test_right_answer_is_accepted_however_it_is_written(name: str, answer: Any, 
 FACTS = re.compile(
     r"another answer for this input:\n.*expected|raised |must |shape |returns? ", re.S
 )
-    r"another answer for this input:\n.*expected|raised |must |shape |returns? ", re.S
-)
 
 
 @pytest.mark.parametrize(("name", "answer", "words"), pairs("wrong"))

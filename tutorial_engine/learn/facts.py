@@ -106,10 +106,10 @@ def first_difference(got: Any, want: Any, alike: Any, place: str = "") -> str:
             return f"{place or 'yours'} is {_kind(got)}, expected {_kind(want)}"
         for i, pair in enumerate(zip(got, want, strict=False)):
             if not alike(*pair):
-                return first_difference(*pair, alike, f"{place}[{i}] ") or f"{place}[{i}]"
+                return first_difference(*pair, alike, f"{place}[{i}] ")
         if len(got) != len(want):
             return f"{place}{len(got)} items, expected {len(want)}"
-    return ""
+    return f"{place.rstrip()}: {_line(got)}, expected {_line(want)}" if place else ""
 
 
 def _kind(value: object) -> str:
@@ -153,7 +153,8 @@ def _held(value: object) -> str:
     if isinstance(value, Tensor):
         return f"is a tensor {list(value.shape)}"
     if isinstance(value, bool | int | float | str | list | tuple | dict) or value is None:
-        return f"= {_line(value)}"
+        text = _written(value)
+        return f"= {text}" if len(text) <= 40 else ""
     return ""
 
 

@@ -135,7 +135,7 @@ def judge(
         if has_gap(body):
             return still_a_gap(name)
         theirs = {why: partial(answer_of, slip) for why, slip in slips.items()}
-        slip = _slip_in(answers, cases, theirs, tolerance)
+        slip = "" if error else _slip_in(answers, cases, theirs, tolerance)
         if where or otherwise:  # not yet shown as facts
             return _as_before(wrong[0], answers, wants, slip)
         each = [told(arguments_of(case)) for case in cases]
