@@ -8,6 +8,7 @@ from tokenizers import Tokenizer
 
 from tutorial_engine.cache.blocks import BlockManager
 from tutorial_engine.learn.bugs_04 import StaleBlocks, pages
+from tutorial_engine.learn.facts import AsIs, told
 from tutorial_engine.learn.judge import Slips, judge, slips_of
 from tutorial_engine.learn.own_memory import OwnBlocks
 from tutorial_engine.learn.own_memory import free as right_free
@@ -21,8 +22,12 @@ from tutorial_engine.viz.leak_view import Leak, record_leak
 
 Part = Callable[..., object]
 FREE_CASES = (  # a table, ref_cnt, the free queue, hashes
+    ([5, 2], {5: 1, 2: 1}, [7], {5: "a", 2: "b", 7: "h"}),  # the table is not sorted
+    ([3, 4], {3: 1, 4: 1}, [7], {3: None, 4: None, 7: "h"}),  # no block has a hash
+    ([0, 4], {0: 2, 4: 1}, [7], {0: "a", 4: "b", 7: "h"}),  # another holds 0, before 4
+    ([4, 6], {4: 1, 6: 2}, [7], {4: "a", 6: None, 7: None}),  # a fork: both hold the open block 6
+    ([0, 1, 3], {0: 1, 1: 1, 3: 1}, [7], {0: "a", 1: "b", 3: None, 7: "h"}),  # 3 is open
     ([0, 1, 2, 3], {0: 1, 1: 1, 2: 1, 3: 1}, [7, 8], {**dict(enumerate("abcd")), 7: "h", 8: "i"}),
-    ([0, 1, 4], {0: 2, 1: 2, 4: 1}, [7], {0: "a", 1: "b", 4: "e", 7: "h"}),  # another holds 0, 1
     (
         [5, 2, 9, 3],  # 9 and 3 as after a step that failed: their hashes were taken back
         {5: 1, 2: 1, 9: 1, 3: 1},
@@ -35,47 +40,43 @@ FREE_CASES = (  # a table, ref_cnt, the free queue, hashes
         [7, 8],
         {0: "a", 1: "b", 2: "c", 3: None, 4: None, 7: "h", 8: "i"},
     ),
-    ([0, 6], {0: 2, 6: 2}, [7], {0: "a", 6: None, 7: None}),  # a fork: both hold the open block 6
 )
 FREE_SLIPS: Slips = slips_of(
     right_free,
     """
     reversed(table) → sorted(table)[::-1]
-        the order is that of the table, from its end, and not that of the block numbers
+        blocks go into the queue by their numbers, the largest first
     reversed(table) → table
-        head first: after 7 and 8, block 0 is taken next, and then whoever has this prefix finds
-        nothing, though 1, 2 and 3 are still there; last block first
+        blocks go into the queue in the order of the table, from its first to its last
     without + free_queue + with_hash → without + free_queue + with_hash[::-1]
-        those with a hash stand head first in the queue: the last block of the table comes first
+        the blocks with a hash go to the end from the first of the table to the last
     reversed(table) → table
     without + free_queue + with_hash → free_queue + gone
-        blocks 0 to 3 stand head first in the queue: the last block of the table comes first
+        all blocks go to the end, from the first of the table to the last
     without + free_queue + with_hash → free_queue + with_hash + without
-        nobody can find the blocks without a hash, so they are taken first: put them in front
+        all blocks go to the end, those with a hash before those without
     without + free_queue + with_hash → free_queue + gone
-        nobody can find the blocks without a hash, so they are taken first: put them in front of all
+        all blocks go to the end, from the last of the table to the first: hashes do not count
     without + free_queue + with_hash → without[::-1] + free_queue + with_hash
-        in front, too, the last block of the table comes first
+        the blocks without a hash go to the front from the first of the table to the last
     without + free_queue + with_hash → sorted(without) + free_queue + with_hash
-        in front, too, the order is that of the table, from its end, and not that of the numbers
+        the blocks without a hash go to the front by their numbers, the smallest first
     without + free_queue + with_hash → with_hash + free_queue + without
-        the two groups are exchanged: blocks without a hash go to the front, the others to the end
+        front and end exchanged: blocks with a hash go to the front
     without + free_queue + with_hash → gone + free_queue
-        put those with a hash at the end: 7 and 8 have been free for longer
+        all blocks go to the front: hashes do not count
     free_queue[:] = → free_queue =
-        four blocks are nobody's now, and free_queue lacks them. Did you ask for `ref_cnt == 0`
-        before you counted down? Or did `free_queue = ...` make a new list that nobody else sees?
+        ref_cnt is right, and free_queue itself is as before
     for block in table: → for block in ():
     == 0] → < 0]
-        neither ref_cnt nor free_queue has changed; change them in place: count down in ref_cnt, and
-        put the blocks into free_queue
+        neither ref_cnt nor free_queue has changed
     ref_cnt[block] -= 1 → pass
     == 0] → == 1]
-        nobody holds a block that is free: count down in ref_cnt to 0
+        the queue is right, and ref_cnt is as before
     ref_cnt[block] -= 1 → ref_cnt[block] = 0
-        another request still holds the blocks 0 and 1: count down by one
+        the blocks that another request holds are free, too
     ref_cnt[block] -= 1 → ref_cnt[block] -= ref_cnt[block] == 1
-        who gives a block back that another holds counts down, too
+        of blocks that another request holds the count is as before
     """,
 )
 
@@ -85,150 +86,78 @@ Hashes = dict[int, Any]  # block → its hash, or None
 
 def _freed(
     free: Part, table: list[int], ref_cnt: dict[int, int], queue: list[int], hashes: Hashes
-) -> list[Any]:
-    """The queue, the counts and the hashes, after the table was given back."""
-    held = list(table)
+) -> AsIs:
+    """The counts and the queue after the table was given back; the hashes if they changed."""
+    held, before = list(table), dict(hashes)
     free(table, ref_cnt, queue, hashes)
-    return [queue, [ref_cnt.get(block) for block in held], hashes]
-
-
-def _why_freed(
-    got: list[Any], want: list[Any], table: list[int], ref_cnt: dict[int, int], free: list[int]
-) -> str:
-    """What is wrong with hashes, counts or the queue; "" if only the order in the queue is."""
-    queue, counts, hashes = got
-    if hashes != want[2]:
-        return "free changes no hash: a free block can be found until somebody takes it"
-    lost = [block for block, n in zip(table, counts, strict=True) if n is None]
-    if lost:
-        return f"ref_cnt has lost {lost}: nobody holds them, so their count is 0"
-    left = [block for block, n in zip(table, counts, strict=True) if n == ref_cnt[block]]
-    if left:
-        return (
-            f"count down for {left}, too: a request gives its whole table back, also a block that "
-            "another holds, and the blocks after it"
-        )
-    held = [block for block, n in zip(table, counts, strict=True) if n and block in queue]
-    if held:
-        return f"another request still holds {held}: only a block whose count is 0 is free"
-    below = [block for block, n, right in zip(table, counts, want[1], strict=True) if n < right]
-    if below:
-        return f"another request still holds {below}: count down by one"
-    lacking = [block for block in want[0] if block not in queue]
-    if forgotten := [block for block in lacking if block in free]:
-        return (
-            f"{forgotten} were in the queue before, and it lacks them now: they stay, between "
-            "the blocks without a hash and those with one"
-        )
-    if lacking and counts == want[1]:
-        told = f"nobody holds {lacking} now, and the queue lacks them"
-        if not any(hashes[block] for block in lacking):
-            told = f"the queue lacks {lacking}, which have no hash: they go to the front"
-        return f"{told}. (If you wrote `free_queue = ...`: that makes a new list.)"
-    return ""
+    counts = {block: ref_cnt[block] for block in held if block in ref_cnt}
+    changed = f", hashes {hashes}" * (hashes != before)
+    return AsIs(f"ref_cnt {counts}, free_queue {queue}{changed}")
 
 
 def check_free(free: Part) -> Verdict:
     """Check free(table, ref_cnt, free_queue, hashes): by hand, then beside our BlockManager."""
-
-    def counts_of(table: list[int], after: list[Any]) -> dict[int, int]:
-        return dict(zip(table, after[1], strict=True))
-
-    def where(
-        got: list[Any], table: list[int], ref_cnt: dict[int, int], queue: list[int], hashes: Hashes
-    ) -> str:
-        return (
-            f"the table {table}, ref_cnt {ref_cnt}, the hashes {hashes} and the queue {queue} "
-            f"became ref_cnt {counts_of(table, got)} and the queue {got[0]}"
-        )
-
     return judge(
         *("free", free, right_free, FREE_CASES, FREE_SLIPS),
         "free: queue and cache are always as the package has them",
         call=_freed,
-        where=where,
-        otherwise=lambda got, want, table, ref_cnt, queue, _: (
-            _why_freed(got, want, table, ref_cnt, queue)
-            or f"expected ref_cnt {counts_of(table, want)} and the queue {want[0]}"
-        ),
         then=lambda free: _beside_ours(free, right_take),
     )
 
 
-TAKE_CASES = (([3, 5], {1: "one", 3: "three", 5: None}, {"one": 1, "three": 3}),)
+TAKE_CASES = (  # the free queue, hashes, cached
+    ([3], {3: "c"}, {"c": 3}),
+    ([3, 5], {3: "c", 5: None}, {"c": 3}),  # not the last of the queue
+    ([5, 3], {3: "c", 5: None}, {"c": 3}),  # 5 has no hash
+    ([3], {1: "a", 3: "c"}, {"a": 1, "c": 3}),  # others can be found, too
+)
 TAKE_SLIPS: Slips = slips_of(
     right_take,
     """
     pop(0) → pop()
-        the first one is next: 3
+        the last of the queue is taken
     free_queue.pop(0) → free_queue[0]
-        3 is taken, expected the queue [5] (in place: free_queue.pop(0))
+        the right block, but it is still in free_queue ▸ free_queue.pop(0)
     del cached[hashes[block]] → pass
-        block 3 is taken, and its old hash still leads to it: whoever looks for that prefix will
-        read another request's tokens
+        the old hash still leads to the block that was taken: it is in `cached`
     del cached[hashes[block]] → cached[hashes[block]] = None
-        `cached` still has the hash of block 3: take the key out, del cached[hashes[block]]
+        the old hash is still a key of `cached` ▸ del cached[hashes[block]]
     del cached[hashes[block]] → cached.clear()
-        only block 3 is taken, or nothing is ever found
+        nothing at all is in `cached` any more
     hashes[block] = None →
-        hashes[3] still has the old hash; block 3 is empty: None
+        the block that was taken still has its old hash in `hashes`
     del cached[hashes[block]] → pass
     hashes[block] = None →
-        you did not forget the hash of block 3: take it out of `cached`, and set hashes[3] to None
+        the old hash of the block that was taken is still in `hashes` and in `cached`
     hashes[block] = None → del hashes[block]
-        hashes has lost block 3; the block is still there, and it is empty: hashes[3] = None
+        the block that was taken is no key of `hashes` any more
     hashes[block] = None → hashes.update(dict.fromkeys(hashes))
-        hashes[1] has changed; only block 3 is taken
+        all blocks have lost their hashes
     """,
 )
 
 
-def _why_take_raised(error: Exception) -> str:
-    if not isinstance(error, KeyError):
-        return ""
-    if error.args == (None,):
-        return (
-            "a block without a hash was looked up in `cached`. The first of the queue, 3, has one: "
-            "do you take another block? Or do you set hashes[block] to None before you look it up?"
-        )
-    return "the keys of `cached` are hashes, not blocks"
-
-
 def _taken(
     take: Part, queue: list[int], hashes: dict[int, Any], cached: dict[Any, int]
-) -> list[Any] | None:
+) -> AsIs | None:
     """Which block it gave, the queue, the hashes and the cache, after it."""
+    had_hash = hashes[queue[0]] is not None
     got = take(queue, hashes, cached)
-    if got is None or got is ...:
+    if got is ... or (got is None and had_hash):
         return None
     block = whole(got)
-    return [repr(got) if block is None else block, queue, hashes, cached]
+    what = f"block {block}" if block is not None else repr(got)
+    in_order = (dict(sorted(one.items(), key=repr)) for one in (hashes, cached))
+    return AsIs("{}; then free_queue {}, hashes {}, cached {}".format(what, queue, *in_order))
 
 
 def check_take(take: Part) -> Verdict:
     """Check take(free_queue, hashes, cached) → block, in the same two ways."""
-
-    def then(take: Part) -> str:
-        try:
-            if take([5], {5: None}, {}) is None:
-                return "block 5 has no hash, and it returns None: return the block here, too"
-        except KeyError as error:
-            return f"KeyError: {error}; block 5 has no hash, nothing to forget"
-        return _beside_ours(right_free, take)
-
     return judge(
         *("take", take, right_take, TAKE_CASES, TAKE_SLIPS),
         "take: queue and cache are always as the package has them",
         call=_taken,
-        where=lambda got, queue, *_: (
-            f"of the queue {queue} got {got[0]}, then the queue is {got[1]} and cached {got[3]}"
-        ),
-        otherwise=lambda got, want, *_: (
-            f"then hashes is {got[2]}; expected block {want[0]}, the queue {want[1]}, hashes "
-            f"{want[2]}, cached {want[3]}"
-        ),
-        explain=_why_take_raised,
-        then=then,
+        then=lambda take: _beside_ours(right_free, take),
     )
 
 
@@ -256,17 +185,21 @@ def _beside_ours(free: Part, take: Part) -> str:
             return f"operation {number}: {failed}"
         queue, right = list(theirs.free_queue), list(ours.free_queue)
         if queue != right:
-            return f"beside the package: {came}, and the queue is {queue}, the package's {right}"
+            return _otherwise(came, "free_queue", queue, right)
         if theirs.cached != ours.cached:
-            found, ours_found = (
-                {key.hex()[:6]: block for key, block in blocks.cached.items()}
-                for blocks in (theirs, ours)
-            )
-            return (
-                f"beside the package: {came}, and what can be found is {found}, the package's "
-                f"{ours_found}"
-            )
+            both = [set(blocks.cached.items()) for blocks in (theirs, ours)]
+            differ = [
+                {key.hex()[:6]: block for key, block in one - other}
+                for one, other in (both, both[::-1])
+            ]
+            return _otherwise(came, "only here cached:", *differ)
     return ""
+
+
+def _otherwise(came: str, name: str, got: object, want: object) -> str:
+    facts = {"after": came, "in yours": f"{name} {got}", "in the package's": f"{name} {want}"}
+    lines = told({what: AsIs(text) for what, text in facts.items()})
+    return f"in random operations it goes another way than the package's:\n{lines}"
 
 
 # ---- the freed-block bug in a text

@@ -1,6 +1,7 @@
 """The check of the exercise on tests: does the learner's test notice every bug of the cache?"""
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -10,21 +11,47 @@ from tutorial_engine.engine.request import Request
 from tutorial_engine.engine.runner import decode, prefill
 from tutorial_engine.learn.bugs import planted
 from tutorial_engine.learn.bugs_02 import BUGS_02
+from tutorial_engine.learn.facts import AsIs, told
 from tutorial_engine.learn.verdict import CannotBe, Verdict, close, guarded, must_answer
 from tutorial_engine.model.checkpoint import load_model
 
 CacheTest = Callable[[Callable[..., Tensor]], object]
 ROOM = 256  # slots of the cache
+MOST = 3  # calls that are shown
+
+
+class Ran(NamedTuple):
+    """A call of logits_of."""
+
+    sequence: list[int]
+    new: list[int]
+    chunk_size: int | None
+
+    def forwards(self) -> list[tuple[int, int]]:
+        """(q_len, kv_len) of each forward that it ran."""
+        length = len(self.sequence)
+        size = self.chunk_size or length
+        chunks = [(min(size, length - at), min(at + size, length)) for at in range(0, length, size)]
+        return chunks + [(1, length + n) for n in range(1, len(self.new) + 1)]
+
+
+def _shown(call: Ran) -> str:
+    """A call, its forwards, and whether its tokens are alike."""
+    asked = AsIs(f"logits_of({call.sequence}, {call.new}, {call.chunk_size})")
+    facts: dict[str, object] = {"asked": asked, "(q_len, kv_len)": call.forwards()}
+    if len({*call.sequence, *call.new}) == 1:
+        facts["its tokens"] = AsIs("all alike, and so are all V of a layer")
+    return told(facts)
 
 
 def check_cache_test(test: CacheTest) -> Verdict:
     """Check a learner's function(logits_of) → logits: each bug of BUGS_02 must change them."""
-    model, ran = load_model(), list[list[int]]()  # `ran`: the tokens of each call
+    model, ran = load_model(), list[Ran]()
 
     def logits_of(
         sequence: Sequence[int], new: Sequence[int] = (), chunk_size: int | None = None
     ) -> Tensor:
-        """As the notebook has it; counts the tokens that run."""
+        """As the notebook has it; notes what runs."""
         request = Request("A", list(sequence))
         if len(sequence) == 0:
             raise CannotBe("give logits_of at least one token of a prompt")
@@ -37,7 +64,7 @@ def check_cache_test(test: CacheTest) -> Verdict:
         for token in new:
             request.token_ids.append(token)
             rows.append(decode(model, cache, [request]))
-        ran.append([*sequence, *new])
+        ran.append(Ran([*sequence], [*new], chunk_size))
         return torch.cat(rows)
 
     def answer() -> Tensor:
@@ -50,7 +77,8 @@ def check_cache_test(test: CacheTest) -> Verdict:
         return got
 
     def run() -> Verdict:
-        right, tokens = answer(), sum(map(len, ran))
+        right = answer()
+        calls = [*ran]
 
         def notices_nothing() -> bool:
             got = answer()
@@ -64,13 +92,11 @@ def check_cache_test(test: CacheTest) -> Verdict:
                 missed += [name] if notices_nothing() else []
         said = f"cache_test: {len(BUGS_02) - len(missed)} of {len(BUGS_02)} bugs are caught"
         if missed:
-            why = "Ask: in which forward do the changed lines of a bug matter?"
-            if ran and all(len(set(ids)) == 1 for ids in ran):
-                why = (
-                    "All its tokens are alike, and so are all V of a layer: then it does not "
-                    "matter where attention looks. Take different ids"
-                )
-            return Verdict(False, f"{said}. Not caught: {'; '.join(missed)}. {why}")
+            lines = [f"{said}. Not caught: {'; '.join(missed)}", *map(_shown, calls[:MOST])]
+            if len(calls) > MOST:
+                lines.append(f"  calls that are not shown: {len(calls) - MOST}")
+            return Verdict(False, "\n".join(lines))
+        tokens = sum(len(call.sequence) + len(call.new) for call in calls)
         return Verdict(True, f"{said}, by a test that runs {tokens} tokens")
 
     with torch.no_grad():

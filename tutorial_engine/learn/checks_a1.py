@@ -1,21 +1,19 @@
 """The check of its exercise, which knows the usual mistakes by name."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import chain, combinations
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tutorial_engine.learn.judge import Slips, judge, slips_of
-from tutorial_engine.learn.verdict import Explain, Verdict
+from tutorial_engine.learn.judge import Slips, alike, judge, slips_of
+from tutorial_engine.learn.verdict import Verdict
 from tutorial_engine.parallel.sent import send
 
 # (x [T, hidden], gate, up [I, hidden], down [hidden, I], rank, num_ranks) → [T, hidden]
 RankMlp = Callable[[Tensor, Tensor, Tensor, Tensor, int, int], Tensor]
-CASES = ((2, 6), (1, 4), (0, 2), (2, 3), (0, 1))  # (rank, num_ranks): told apart by the first
-# each can be cut: then the numbers are wrong, not the shapes; and none is half of INNER
-TOKENS, HIDDEN, INNER = 48, 24, 36
 
 
 def _part(x: Tensor, gate: Tensor, up: Tensor, down: Tensor, rank: int, num_ranks: int) -> Tensor:
@@ -24,91 +22,101 @@ def _part(x: Tensor, gate: Tensor, up: Tensor, down: Tensor, rank: int, num_rank
     return (F.silu(x @ gate[own].T) * (x @ up[own].T)) @ down[:, own].T
 
 
+# of other features than those of the rank is told which ones they are: see _features_in
 RANK_SLIPS: Slips = slips_of(
     _part,
     """
     slice(rank * size, (rank + 1) * size) → slice(None)
-        this is the whole MLP; the sum over the ranks would be num_ranks times too large
+        the whole MLP; its sum over the ranks would be num_ranks times too large
     slice(rank * size, (rank + 1) * size) → slice(None)
     down[:, own].T → down.T / num_ranks
-        it is divided by num_ranks; partial sums are added up, so none of them is a mean
+        the whole MLP, divided by num_ranks: the same of every rank
     slice(rank * size, (rank + 1) * size) → slice(size)
-        every rank takes the features of rank 0; begin at rank * size
+        the features of rank 0, whatever the rank is ▸ the first one is rank * size
     rank * size, (rank + 1) * size → (num_ranks - 1 - rank) * size, (num_ranks - rank) * size
-        rank 0 has the first features; the order is the other way round
+        the order turned round: rank 0 has the last features
     slice(rank * size, (rank + 1) * size) → slice(rank, None, num_ranks)
-        each rank takes every num_ranks-th feature; it has neighbours
+        every num_ranks-th feature, and not neighbours
     rank * size, (rank + 1) * size → (rank - 1) * size, rank * size
-        that begins one rank too early: rank 0 has the first features, from rank * size on
+        the features of the rank before, and none for rank 0
     slice(rank * size, (rank + 1) * size) → slice(rank, rank + size)
-        the slice begins at rank; each rank has `size` features, so begin at rank * size
-    slice(rank * size, (rank + 1) * size) → slice(rank, size)
-        the slice begins at rank and ends at size; write rank * size and (rank + 1) * size
+        as many features as a rank has, but from feature `rank` on ▸ the first one is rank * size
     slice(rank * size, (rank + 1) * size) → slice(0, size) if rank == 0 else slice(size, None)
-        that is right for two ranks only; there can be more, so end at (rank + 1) * size
-    (rank + 1) * size) → size)
-        the slice ends at `size`; its second number is where it ends, (rank + 1) * size
+        rank 0 has its features, and every other rank all the rest: right for two ranks only
     (rank + 1) * size) → (rank + 1) * size - 1)
-        the last feature of the rank is missing; a slice ends before its second number
+        the last feature of each rank is missing
     len(gate) // num_ranks → len(gate) // 2
-        the size is that of two ranks; divide by num_ranks
-    len(gate) // num_ranks → len(down)
-        len(down) is the number of x's numbers, not of features; write len(gate) // num_ranks
-    len(gate) // num_ranks → len(down) // num_ranks
-        the size comes from the numbers of x; a rank has a share of the features, len(gate) of them
-    len(gate) // num_ranks → x.shape[1] // 2 // num_ranks
-        the size comes from the numbers of x; divide len(gate), for an MLP of any shape
+        half of all features for each rank, however many ranks there are
     len(gate) // num_ranks → 256
-        rank 0 does all the work, or the size is a fixed number; write len(gate) // num_ranks
-    len(gate) // num_ranks → len(x) // num_ranks
-        the size is a number of tokens; a rank has a share of the features, len(gate) of them
+        rank 0 has all features, the other ranks have none
+    len(gate) // num_ranks → len(down) // num_ranks
+        hidden // num_ranks features for each rank, and not I // num_ranks
     len(gate) // num_ranks → len(x) // num_ranks
     (x @ gate[own].T) → (x[own] @ gate.T)
     (x @ up[own].T) → (x[own] @ up.T)
     down[:, own] → down
-        the tokens are cut; every rank has all tokens, and some of the features
+        all features, for a part of the tokens
     len(gate) // num_ranks → x.shape[1] // num_ranks
     (x @ gate[own].T) → (x[:, own] @ gate[:, own].T)
     (x @ up[own].T) → (x[:, own] @ up[:, own].T)
     down[:, own] → down
-        x is cut; every rank has all numbers of x, and some of the inner features
+        all features, from a part of x's numbers
     return (F.silu → return x + (F.silu
-        x itself is added; the layer does this once, after the sum over the ranks
+        the partial sum, and x itself added to it: the layer adds x, once, after the all-reduce
     down[:, own].T → down[:, own].T / num_ranks
-        this is divided by num_ranks; partial sums are added up, so none of them is a mean
+        the partial sum, divided by num_ranks
     @ down[:, own].T →
-        the product with down is missing; it makes the numbers of x again from the features
+        the features themselves, not yet multiplied by down
     F.silu(x @ gate[own].T) → (x @ gate[own].T)
-        silu is missing
+        the formula without silu
     F.silu( → torch.sigmoid(
-        that is the sigmoid; silu(x) is x * sigmoid(x)
+        the sigmoid in place of silu; silu(x) is x * sigmoid(x)
     F.silu(x @ gate[own].T) * (x @ up[own].T) → F.silu((x @ gate[own].T) * (x @ up[own].T))
-        silu belongs to the gate's product alone
+        silu of the product of both, and not of gate's part alone
     F.silu(x @ gate[own].T) * (x @ up[own].T) → F.silu(x @ up[own].T) * (x @ gate[own].T)
-        gate and up have changed places
+        gate and up swapped: silu of up's part
     """,
 )
-SIZE = INNER // CASES[0][1]
-WHOLE = "down is whole; take the columns of own features"
-RANK_ERRORS: Explain = {  # shapes: of the first case
-    "process group": "The all-reduce is done after your function; return the partial sum alone",
-    "must be integers": "`/` makes 3.0 of 6 / 2, and an index is a whole number; divide with `//`",
-    f"tensor a ({SIZE}) must match the size of tensor b ({INNER})": (
-        "up is whole, and gate is cut: take the rows of own features of both"
-    ),
-    f"({TOKENS}x{SIZE} and {INNER}x{HIDDEN})": WHOLE,
-    f"({TOKENS}x{SIZE} and {HIDDEN}x{INNER})": WHOLE,
-    f"({TOKENS}x{INNER} and": "gate and up are whole; take the rows of own features",
-    f"({TOKENS}x{SIZE} and {INNER}x{SIZE})": "a feature is a column of down, not a row",
-    f"and {SIZE}x{INNER})": "a feature is a row of gate and of up, not a column",
-    f"({TOKENS}x{SIZE} and {HIDDEN}x{SIZE})": (
-        "the part of down is not transposed, or it is twice (F.linear transposes by itself); or x "
-        "is cut, and every rank has all of x"
-    ),
-    f"({TOKENS}x{HIDDEN} and": (
-        "gate or up is not transposed, or it is twice (F.linear transposes by itself)"
-    ),
-}
+# the MLP of the lesson's picture
+SMALL = (
+    torch.tensor([[1.0, 2.0, 1.0]]),
+    torch.tensor([[1.0, 0, 0], [0, 1, 0], [-1, 1, 0], [1, 1, -1]]),
+    torch.tensor([[1.0, 1, 0], [2, 0, 1], [0, 1, 0], [-1, 1, 0]]),
+    torch.tensor([[1.0, -1, 1, 2], [2, 0, -1, 1], [0, 1, 1, 0]]),
+)
+FEW_RANKS = (
+    (1, 2),
+    (0, 2),
+    (2, 4),  # neither the first nor the last; and a share is not a half
+    (0, 1),  # one rank has all
+)
+# small enough to be shown whole; no two of their sizes are alike, nor half of one another
+TOKENS, HIDDEN, INNER = 5, 4, 6
+MORE_RANKS = ((2, 6), (2, 3))
+
+
+def _features_in(
+    got: Tensor, x: Tensor, gate: Tensor, up: Tensor, down: Tensor, *_: int
+) -> str | None:
+    """Which features an answer is the sum of, if it is the sum of some, in one way only."""
+    if got.shape != x.shape:
+        return None
+    each = [_part(x, gate, up, down, i, len(gate)) for i in range(len(gate))]
+    some = chain.from_iterable(combinations(range(len(each)), n) for n in range(len(each) + 1))
+    fits = [own for own in some if alike(got, sum((each[i] for i in own), torch.zeros_like(got)))]
+    return _named(fits[0]) if len(fits) == 1 else None
+
+
+def _expected_features(got: Tensor, x: Tensor, gate: Tensor, *case: Any) -> str | None:
+    if _features_in(got, x, gate, *case) is None:
+        return None
+    rank, num_ranks = case[-2:]
+    size = len(gate) // num_ranks
+    return _named(range(rank * size, (rank + 1) * size))
+
+
+def _named(features: Sequence[int]) -> str:
+    return ", ".join(map(str, features)) or "none"
 
 
 def check_rank_mlp(function: RankMlp) -> Verdict:
@@ -119,6 +127,8 @@ def check_rank_mlp(function: RankMlp) -> Verdict:
     draw = torch.Generator().manual_seed(0)
     x, gate, up = (torch.randn(n, HIDDEN, generator=draw) for n in (TOKENS, INNER, INNER))
     down = torch.randn(HIDDEN, INNER, generator=draw)
+    cases = [(*SMALL, *ranks) for ranks in FEW_RANKS]
+    cases += [(x, gate, up, down, *ranks) for ranks in MORE_RANKS]
 
     def cannot_travel(function: RankMlp) -> str:
         try:
@@ -130,20 +140,10 @@ def check_rank_mlp(function: RankMlp) -> Verdict:
             )
         return ""
 
-    def otherwise(got: Tensor, want: Tensor, *case: Any) -> str:
-        size = INNER // case[-1]
-        own = f"{case[-2] * size} to {(case[-2] + 1) * size - 1} (of 0 to {INNER - 1})"
-        return (
-            f"these are not the sums of its features' products; this rank has features {own} (is "
-            "the formula another one?)"
-        )
-
     return judge(
-        *("rank_mlp", function, _part, [(x, gate, up, down, *case) for case in CASES], RANK_SLIPS),
+        *("rank_mlp", function, _part, cases, RANK_SLIPS),
         "rank_mlp: the partial sums of 2, 3, 4 and 6 ranks add up to the whole MLP",
-        where=lambda got, x, gate, up, down, rank, n: f"rank={rank}, num_ranks={n}",
-        otherwise=otherwise,
-        explain=RANK_ERRORS,
+        also={"features in yours": _features_in, "expected features": _expected_features},
         then=cannot_travel,
         keeps={
             i: f"it changes {name}; the other layers or requests may need it"

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from tutorial_engine.engine.replay import SHORTEST
-from tutorial_engine.learn.judge import Slips, alike, judge, read_numbers, slips_of
-from tutorial_engine.learn.parts import whole_numbers, whole_tokens
-from tutorial_engine.learn.verdict import CannotBe, Verdict
+from tutorial_engine.learn.facts import AsIs
+from tutorial_engine.learn.judge import Slips, judge, read_numbers, slips_of
+from tutorial_engine.learn.parts import whole_numbers
+from tutorial_engine.learn.verdict import CannotBe, Verdict, must_answer
 
 # -- exercise 1: sequences end to end -------------------------------------------------------------
 
@@ -37,25 +38,31 @@ END_TO_END_SLIPS: Slips = slips_of(
     right_end_to_end,
     """
     starts, slots = [0], [] → starts, slots = [], []
-        the first sequence begins at 0: cu_seqlens has one number more than there are sequences
+        cu_seqlens without the 0 with which the first sequence begins
     starts.append(len(slots)) → starts.append(length)
-        cu_seqlens says where each one begins, not how long it is: add the lengths up
+        cu_seqlens says how long each sequence is, and not where it begins
     for p in range(length) → for p in range(len(table) * block_size)
-        the last block is not full: what lies behind the length was never written
+        all slots of a sequence's blocks, those behind its length as well
     table[p // block_size] * block_size + p % block_size → table[p // block_size]
-        this is the number of a block: its slots are block * block_size + offset
+        numbers of blocks in place of slots
     table[p // block_size] * block_size + p % block_size → table[p // block_size] + p % block_size
-        before a block lie block * block_size slots, not block
+        block + offset in place of a slot ▸ table[p // block_size] * block_size + p % block_size
     table[p // block_size] * block_size + p % block_size → p
-        position p lies in block table[p // block_size], not in slot p
+        positions in place of slots
     for p in range(length) → for p in [min(p, length - 1) for p in range(max(lens))]
-        nothing is padded here: each sequence has as many slots as tokens
+        padded: each sequence has as many slots as the longest
+    [starts, slots] → [slots, starts]
+        first the slots, then cu_seqlens: they have changed places
     """,
 )
 TABLES = (
-    ([[5, 2], [7], [1, 6, 3]], [7, 4, 9], 4),
+    ([[2]], [1], 2),  # its block is not full
+    ([[2]], [2], 2),  # its block is full
+    ([[3, 0]], [3], 2),  # the second block lies before the first
+    ([[1], [0]], [1, 2], 2),  # two sequences
     ([[3], [0, 2]], [1, 4], 2),
-    ([[4, 1, 2]], [3], 1),
+    ([[4, 1, 2]], [3], 1),  # one token in a block
+    ([[5, 2], [7], [1, 6, 3]], [7, 4, 9], 4),
 )
 
 
@@ -64,20 +71,10 @@ def _two_lists(answer: Any) -> list[list[int]]:
     found = [numbers for one in pair if (numbers := whole_numbers(one)) is not None]
     if len(pair) != 2 or len(found) != 2:
         raise CannotBe(
-            "return two lists: each of cu_seqlens and slots is one list of whole numbers"
+            "it must return two lists of whole numbers, cu_seqlens and the slots; "
+            f"it returned {answer!r:.60}"
         )
     return found
-
-
-def _wrong_lists(got: list[list[int]], want: list[list[int]], *_: object) -> str:
-    if got == want[::-1]:
-        return "first cu_seqlens, then the slots"
-    pairs = zip(("cu_seqlens", "slots"), got, want, strict=True)
-    name, mine, right = next((name, a, b) for name, a, b in pairs if a != b)
-    if len(mine) != len(right):
-        return f"{name} has {len(right)} numbers here, got {len(mine)}: {mine}"
-    i = next(i for i, (a, b) in enumerate(zip(mine, right, strict=True)) if a != b)
-    return f"{name}[{i}] is {right[i]}, got {mine[i]}: {mine}"
 
 
 def check_end_to_end(function: EndToEnd) -> Verdict:
@@ -86,11 +83,6 @@ def check_end_to_end(function: EndToEnd) -> Verdict:
         *("end_to_end", function, right_end_to_end, list(TABLES), END_TO_END_SLIPS),
         "end_to_end: one call over 20 slots gives what attention of each sequence gives",
         read=_two_lists,
-        otherwise=_wrong_lists,
-        where=lambda got, tables, lens, size: f"tables {tables}, lengths {lens}, blocks of {size}",
-        explain={
-            IndexError: "p counts from 0 in each sequence, its block is table[p // block_size]"
-        },
     )
 
 
@@ -109,33 +101,55 @@ SIZE_SLIPS: Slips = slips_of(
     right_size,
     """
     (len(lens) - 1).bit_length() → len(lens).bit_length()
-        a power of two has room for itself: 4 sequences need 4 rows, not 8
+        rows are the next power of two, also where their number is one already
     (max(lens) - 1).bit_length() → max(lens).bit_length()
-        a power of two has room for itself: 128 tokens need a size of 128, not of 256
+        the longest context is the next power of two, also where it is one already
     (len(lens) - 1).bit_length() → len(lens).bit_length()
     (max(lens) - 1).bit_length() → max(lens).bit_length()
-        a power of two has room for itself: 4 sequences need 4 rows, 128 tokens a size of 128
+        both are the next power of two, also where a number is one already
     1 << (len(lens) - 1).bit_length() → len(lens)
-        the number of sequences is rounded up, too
+        the number of sequences is not rounded up
+    1 << (max(lens) - 1).bit_length() → max(lens)
+        the longest context is not rounded up
     max(64, 1 << (max(lens) - 1).bit_length()) → 1 << (max(lens) - 1).bit_length()
-        no size has a context below 64
+        contexts below 64 get a size below 64
     1 << (max(lens) - 1).bit_length() → 1 << (sum(lens) - 1).bit_length()
-        each row has room for the longest context, not for all of them together
-    sum(lens) / (rows * longest) → sum(lens) / (len(lens) * longest)
-        rows that are too many cost as much as the others
-    1 - sum(lens) / (rows * longest) → (len(lens) * longest - sum(lens)) / (rows * longest)
-        all slots of the rows that are too many are unused, too
+        the sum of the lengths in place of the longest one
     1 << (max(lens) - 1).bit_length() → 1 << (lens[0] - 1).bit_length()
-        the longest context need not be the first
+        the first length in place of the longest one
+    sum(lens) / (rows * longest) → sum(lens) / (len(lens) * longest)
+        the unused part of the real rows alone, as if those that are added cost nothing
+    1 - sum(lens) / (rows * longest) → (len(lens) * longest - sum(lens)) / (rows * longest)
+        the slots of the added rows count as used
     sum(lens) / (rows * longest) → max(lens) / longest
-        each row has its own length: add them up
+        the unused part of the longest row
     1 - sum(lens) / (rows * longest) → sum(lens) / (rows * longest)
-        this is the part that is needed
+        the used part in place of the unused one
     1 - sum(lens) / (rows * longest) → rows * longest - sum(lens)
-        this is a number of slots: divide by all slots of the size
+        the number of unused slots in place of their part
+    1 - sum(lens) / (rows * longest) → round(1 - sum(lens) / (rows * longest), 2)
+        the unused part is rounded to two digits
     """,
 )
-LENGTHS = ([100], [40, 129, 7], [64, 64, 64, 64], [20, 30], [500, 60, 61, 62, 63])
+LENGTHS = (
+    [64],  # a power of two has room for itself
+    [16],  # 64 at least
+    [65],
+    [128],
+    [64, 64],
+    [9, 64, 8],  # 4 rows for 3 sequences, and the longest is not the first
+    [100],
+    [40, 129, 7],
+    [64, 64, 64, 64],
+    [20, 30],
+    [500, 60, 61, 62, 63],
+)
+
+
+def _in_full(got: Any, lens: list[int]) -> str | None:
+    """The unused part with all its digits, if four are not enough to tell it apart."""
+    mine, right = got[2], right_size(lens)[2]
+    return f"{mine}, expected {right}" if f"{mine:.4g}" == f"{right:.4g}" else None
 
 
 def check_size(function: Callable[[list[int]], tuple[int, int, float]]) -> Verdict:
@@ -144,24 +158,8 @@ def check_size(function: Callable[[list[int]], tuple[int, int, float]]) -> Verdi
         *("size", function, right_size, [(lens,) for lens in LENGTHS], SIZE_SLIPS),
         "size: both are rounded up, and every slot of the size is read",
         read=read_numbers(3),
-        where=lambda got, lens: f"contexts of {lens}, got {_plain(got)}",
-        otherwise=_wrong_size,
+        also={"unused part": _in_full},
     )
-
-
-def _plain(got: Any) -> Any:
-    """Numbers as one writes them: 2, not 2.0."""
-    items = got if isinstance(got, list) else []
-    return [one if (n := whole_tokens(one)) is None else n for one in items] or got
-
-
-def _wrong_size(got: Any, want: list[float], *_: object) -> str:
-    if not isinstance(got, list) or len(got) != 3:
-        return "return three numbers: rows, longest context, unused part"
-    names = ("the rows", "the longest context", "the unused part (0 .. 1, not rounded)")
-    pairs = zip(names, got, want, strict=True)
-    name, right = next((name, right) for name, mine, right in pairs if not alike(mine, right))
-    return f"{name} should be {right:.10g}"
 
 
 # -- exercise 3: what a graph reads ---------------------------------------------------------------
@@ -237,82 +235,95 @@ def right_step(gpu: GpuMemory) -> Step:
     return step
 
 
-STEP_SLIPS: Slips = slips_of(
-    right_step,
-    """
-    , kept: object = positions →
-        the place of `positions` was given away, because nothing refers to it any more: keep the
-        tensor itself, not a copy, as long as the step lives
-    lens.copy_(torch.tensor(new_lens)) → lens = gpu.tensor(new_lens)
-        the recording reads the place of the first lens: keep that tensor, and fill it
-    return replay() → return torch.arange(8) < lens[:, None]
-        the step is computed again, one launch after the other: nothing is replayed
-    return replay() → return gpu.record(lambda a, b: b < a[:, None], lens, positions)()
-        each call of the step records it again: record once, in make_step, and then only replay
-    """,
-)
-FILLS = ([3, 5], [8, 1], [2, 7])
-
-
 class _SharedMemory(GpuMemory):
     """Other programs use it, too: after a recording, whatever place is free is given to them."""
 
     def __init__(self) -> None:
         super().__init__(256)
         self._others: list[Tensor] = []
+        self._read: list[tuple[int, list[int]]] = []  # place and numbers of what is recorded
 
     def tensor(self, numbers: Iterable[int]) -> Tensor:
         if self.num_recordings:
             self._others.append(super().tensor([0] * 8))
         return super().tensor(numbers)
 
+    def record(self, function: Callable[..., Tensor], *tensors: Tensor) -> Callable[[], Tensor]:
+        self._read += [(self.place_of(tensor), tensor.tolist()) for tensor in tensors]
+        return super().record(function, *tensors)
 
-def _steps(make_step: Callable[[GpuMemory], Step | None], fills: Sequence[list[int]]) -> object:
-    """What each step sees, while other tensors come, and after a second step was made.
+    def given_back(self) -> list[list[int]]:
+        """What lay in the places that a recording reads, and that are free now."""
+        taken = [range(start, start + size) for start, size in self._taken.items()]
+        return [held for place, held in self._read if not any(place in own for own in taken)]
 
-    Then its replays and recordings, and the recordings that were made before.
-    """
-    gpu, seen = _SharedMemory(), []
+
+MakeStep = Callable[[GpuMemory], Step]
+FILLS = ([3, 5], [8, 1], [2, 7])
+CALLS = (  # the lengths that are asked for, one after the other; how many steps are made before
+    (FILLS[:1], 1),
+    (FILLS[:2], 1),
+    (FILLS, 1),
+    (FILLS[:1], 2),  # the first step is asked when there is a second one
+)
+
+
+def _made(make_step: MakeStep, gpu: GpuMemory) -> Step:
     step = make_step(gpu)
+    must_answer("make_step", step, make_step)
     if not callable(step):
-        return step
-    others, before = [gpu.tensor([0, 0])], gpu.num_replays  # make_step may have tried its step
-    recorded = gpu.num_recordings
-    for lens in fills:
-        answer = step(lens)
-        seen.append(answer.int().tolist() if isinstance(answer, Tensor) else answer)
+        raise CannotBe(f"it must return the function step(new_lens); it returned {step!r:.60}")
+    return step
+
+
+def _last_answer(make_step: MakeStep, calls: Sequence[list[int]], num_steps: int) -> Any:
+    """What the first step sees in its last call, while other tensors come into the memory."""
+    gpu, answer = _SharedMemory(), None
+    steps = [_made(make_step, gpu) for _ in range(num_steps)]
+    others = [gpu.tensor([0, 0]), gpu.tensor([0] * 8)]
+    for lens in calls:
+        answer = steps[0](lens)
+        must_answer("step", answer, make_step)
         others.append(gpu.tensor([0] * 8))
-    counts = [gpu.num_replays - before, gpu.num_recordings - recorded, recorded]
-    others += [make_step(gpu), gpu.tensor([0] * 8)]  # type: ignore[list-item]
-    answer = step(fills[0])
-    return [*seen, answer.int().tolist() if isinstance(answer, Tensor) else answer, *counts]
+    return answer.int() if isinstance(answer, Tensor) else answer
 
 
-def check_step(function: Callable[[GpuMemory], Step]) -> Verdict:
+def _as_called(calls: Sequence[list[int]], num_steps: int) -> dict[str, object]:
+    asked = AsIs(", ".join(f"step({lens})" for lens in calls))
+    again = {"before": AsIs("make_step(gpu) was called a second time")} if num_steps > 1 else {}
+    return {**again, "asked": asked}
+
+
+def check_step(function: MakeStep) -> Verdict:
     """Check a learner's make_step(gpu) → step(lens), which replays what it recorded."""
+
+    def given_back(_: object, calls: object, num_steps: int) -> str | None:
+        gpu = _SharedMemory()
+        steps = [_made(function, gpu) for _ in range(num_steps)]
+        held = " and ".join(map(str, gpu.given_back())) if steps else ""
+        read = f"the place of {held}, which the recording reads: nothing referred to that tensor"
+        return read if held else None
+
+    def not_replayed(function: MakeStep) -> str:
+        gpu = _SharedMemory()
+        step = _made(function, gpu)
+        recorded, before = gpu.num_recordings, gpu.num_replays  # it may have tried its step
+        for lens in FILLS:
+            step(lens)
+        again, replays = gpu.num_recordings - recorded, gpu.num_replays - before
+        if (recorded, again, replays) == (1, 0, len(FILLS)):
+            return ""
+        return (
+            f"the answers are right, but they are not {len(FILLS)} replays of 1 recording: "
+            f"make_step recorded {recorded} times, three calls of its step {again} times, "
+            f"with {replays} replays"
+        )
+
     return judge(
-        *("make_step", function, right_step, [(FILLS,)], STEP_SLIPS),
+        *("make_step", function, right_step, CALLS, {}),
         "make_step: three replays are right, although other tensors come in between",
-        call=_steps,
-        otherwise=_what_is_wrong,
+        call=_last_answer,
+        inputs=_as_called,
+        also={"given back": given_back},
+        then=not_replayed,
     )
-
-
-def _what_is_wrong(got: object, want: list[Any], fills: Sequence[list[int]]) -> str:
-    if not isinstance(got, list):
-        return "return the function step(new_lens)"
-    if got[:3] == want[:3] and got[3] != want[3]:
-        return (
-            "after make_step was called again, the first step is wrong: each step keeps what it "
-            "needs by itself, not in one variable for all"
-        )
-    for lens, mine, right in zip(fills, got, want, strict=False):
-        if mine != right:
-            return f"step({lens}) must give {right}, one row for each sequence, got {mine}"
-    replays, again, recorded = got[-3:]
-    if again or recorded != 1:
-        return (
-            "record once, in make_step, and only replay in step: make_step recorded "
-            f"{recorded} times, and {len(fills)} calls of its step {again} times"
-        )
-    return f"{len(fills)} calls of the step must be {len(fills)} replays, got {replays}"

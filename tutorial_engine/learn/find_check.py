@@ -6,10 +6,11 @@ from itertools import count
 from typing import Any
 
 from tutorial_engine.cache.blocks import BlockManager
+from tutorial_engine.learn.facts import AsIs, told
 from tutorial_engine.learn.judge import Slips, judge, slips_of
 from tutorial_engine.learn.own_memory import HashOf
 from tutorial_engine.learn.own_memory import find as right_find
-from tutorial_engine.learn.parts import listed, shown, whole
+from tutorial_engine.learn.parts import listed, whole
 from tutorial_engine.learn.verdict import CannotBe, Verdict
 
 Tokens = tuple[int, ...]
@@ -18,7 +19,7 @@ Find = Callable[..., object]
 MANY = 100  # tokens: more than a beginning in a case has
 
 # a, b, c and d are full blocks. Of the beginning a b d c the third block is not there any more.
-a, b, c, d = (11, 12, 13, 14), (21, 22, 23, 24), (31, 32, 33, 34), (41, 42, 43, 44)
+a, b, c, d = (1, 2), (3, 4), (5, 6), (7, 8)
 KNOWN: dict[Tokens, int] = {a: 5, a + b: 0, a + b + c: 3, b: 2, a + b + d + c: 6}
 PROMPTS = (
     (*a, *b, *c, 9),
@@ -32,58 +33,76 @@ PROMPTS = (
     a,
     (9,),
 )
-PAIRS: dict[Tokens, int] = {(1, 2): 0, (1, 2, 3, 4): 7}
 CASES: tuple[Case, ...] = (
-    *((prompt, 4, KNOWN) for prompt in PROMPTS),
-    ((1, 2, 3, 4, 5), 2, PAIRS),
-    ((1, 2, 3, 4), 2, PAIRS),
+    ((1, 9), 1, {(1,): 3}),
+    ((1,), 1, {(1,): 3}),  # all of it is cached, and a token must be left to run
+    ((1, 9), 1, {(1,): 0}),  # block 0
+    ((2, 9), 1, {(1,): 3}),  # nothing is found
+    ((1, 2, 9), 1, {(1,): 5, (1, 2): 3}),
+    ((2, 2, 9), 1, {(2,): 5}),  # the second block is no beginning
+    ((1, 2, 3, 9), 1, {(1,): 5, (1, 2, 3): 4}),  # found again after a miss
+    ((1, 2, 3), 2, {(1, 2): 5}),
+    ((1, 2), 2, {(1, 2): 5}),
+    *((prompt, 2, KNOWN) for prompt in PROMPTS),
+    ((1, 2, 3, 4, 5, 6, 7), 3, {(1, 2, 3): 4, (1, 2, 3, 4, 5, 6): 0}),
+    ((*range(8), 9), 4, {(0, 1, 2, 3): 4, (*range(8),): 0}),
 )
 
 
 FIND_SLIPS: Slips = slips_of(
     right_find,
     """
-    token_ids[end - block_size : end] → token_ids[end : end + block_size]
-        `end` is where a block ends: its tokens are those before `end`
     hash_of(last, token_ids → hash_of(None, token_ids
-        a hash stands for all that is before the block, too: give hash_of the hash of the block
-        before it, and None only for the first block
+        each block is looked up as if it were the first of a prompt
     len(token_ids), → len(token_ids) - 1,
-        one token that is left to run is enough: a block may end just before the last token
+        two tokens are left to run at least, not one
     return found → return found[:-1]
-        the last block that is found counts, too
+        the last block that is cached is never among them
     len(token_ids), → len(token_ids) + 1,
     return found → return found if len(token_ids) % block_size else found[:-1]
-        there was a miss, so a token is left to run anyway: leave out the last block only if all
-        tokens are found
+        of a prompt of whole blocks the last block found is left out, also after a miss
     return found → return found[:1]
-        there are more blocks than the first: is `return` inside the loop?
+        never more than one block
     break → continue
-        stop at the first miss: a later block is of no use without the ones before it
+        a miss does not end it: blocks behind it are found, too
     last = hash_of(last → parent = last; last = hash_of(last
     break → last = parent; continue
-        after a miss nothing more is looked for: the next block would be found at a place where it
-        does not belong
+        after a miss the next block is looked up as if it stood in the place of the missed one
     break → return []
-        at a miss it returns []: return what was found so far
+        after a miss nothing is found, not even the blocks before it
     return found → return []
-        nothing is ever found: look for what `hash_of` gives among the keys of `cached`
+        nothing is ever found
     append(cached[last]) → append(last)
-        these are hashes: return the blocks that `cached` has for them
+        hashes, not the blocks that `cached` has for them
     return found → return list(range(len(found)))
-        these are logical blocks: return the physical blocks that `cached` has
+        logical blocks, not the physical ones that `cached` has
     return found → return found[::-1]
-        the block of the first tokens comes first
+        the right blocks, the last one first
     if last not in cached → if not cached.get(last)
-        block 0 is a block like all others: a miss is a hash that is not in `cached`
+        block 0 counts as a miss ▸ last not in cached
     return found → return len(found)
-        return the list of blocks, not how many there are
+        how many blocks there are, not the blocks
     return found → return block_size * len(found)
-        return the list of blocks, not the number of tokens in them
+        how many tokens are cached, not the blocks
     token_ids[end - block_size : end] → token_ids[:block_size]
-        each turn hashes the same tokens: go on to the next block
+        each block is looked up by the tokens of the first block
+    len(token_ids), → len(token_ids) + 1,
+        no token is left to run where all of them are cached
     """,
 )
+
+
+class _Hash(bytes):
+    """A hash that says which beginning it stands for."""
+
+    tokens: Tokens = ()
+
+    def __repr__(self) -> str:
+        return f"hash of {_spaced(self.tokens)}"
+
+
+def _spaced(tokens: Tokens) -> str:
+    return " ".join(map(str, tokens))
 
 
 def _hashes_for(size: int, num_tokens: int = MANY) -> HashOf:
@@ -95,37 +114,21 @@ def _hashes_for(size: int, num_tokens: int = MANY) -> HashOf:
 
     def watched(parent: Any, tokens: Any = None) -> bytes:
         if next(calls) > 4 * num_tokens + 4:
-            raise CannotBe(
-                "hash_of is called again and again, and the loop does not end: go on to the next "
-                "block"
-            )
-        is_hash = parent is None or isinstance(parent, bytes)
-        if not is_hash and (tokens is None or isinstance(tokens, bytes)):
-            raise CannotBe(
-                "hash_of(parent, tokens) is given the tokens first: the hash of the block before "
-                "comes first"
-            )
-        if not is_hash:
-            raise CannotBe(
-                f"hash_of got {parent!r} as the parent; that is the hash of the block before "
-                "(what hash_of gave for it), or None for the first block"
-            )
+            raise CannotBe("hash_of is called again and again, and the loop does not end")
+        if parent is not None and not isinstance(parent, bytes):
+            raise CannotBe(f"hash_of got {parent!r} as the parent, which is no hash and not None")
         try:
             token_ids = list(tokens)
         except TypeError:
-            message = "in hash_of(parent, tokens), `tokens` is the list of the tokens of one block"
-            raise CannotBe(f"hash_of got {tokens!r} as the tokens; {message}") from None
+            raise CannotBe(f"hash_of got {tokens!r} as the tokens, which is no list") from None
         if len(token_ids) > size:
-            raise CannotBe(
-                f"hash_of got {len(token_ids)} tokens in blocks of {size}; give it the tokens of "
-                "one block alone, because the hash before it stands for all earlier tokens"
-            )
+            raise CannotBe(f"hash_of got {len(token_ids)} tokens in blocks of {size}")
         if parent is None and len(token_ids) < size < num_tokens:
-            raise CannotBe(
-                f"hash_of got {len(token_ids)} of the first tokens in blocks of {size}: a hash "
-                "belongs to a full block, so give it all tokens of the block"
-            )
-        return hash_of(parent, token_ids)
+            count_of = f"{len(token_ids)} token{'s' * (len(token_ids) != 1)}"
+            raise CannotBe(f"hash_of got {count_of} for the first block, in blocks of {size}")
+        key = _Hash(hash_of(parent, token_ids))
+        key.tokens = (*getattr(parent, "tokens", ()), *map(int, token_ids))
+        return key
 
     return watched
 
@@ -162,20 +165,28 @@ def _has_miss(tokens: Tokens, size: int, known: dict[Tokens, int]) -> bool:
 
 
 def _found(find: Find, tokens: Tokens, size: int, known: dict[Tokens, int]) -> object:
+    """What it gave. To what an instrument saw the input is added."""
     cached = _cached(known, size)
     try:
         answer = find(list(tokens), size, _hashes_for(size, len(tokens)), cached)
-    except KeyError as error:
-        if error.args[0] in cached or not isinstance(error.args[0], bytes):
-            raise
-        message = "KeyError: there is no such hash in `cached`, which is the first miss"
-        raise CannotBe(message) from error
-    if answer is None and _has_miss(tokens, size, known):
-        raise CannotBe("it returns None at a miss: return what was found so far")
-    if answer is not None and cached != _cached(known, size):
-        raise CannotBe("`cached` has changed; find only looks")
+        if answer is None and _has_miss(tokens, size, known):
+            raise CannotBe("it returns None at a miss")
+        if answer is not None and cached != _cached(known, size):
+            raise CannotBe("`cached` has changed")
+    except CannotBe as error:
+        raise CannotBe(f"{error}; the input was\n{told(_inputs(tokens, size, known))}") from None
     found = listed(answer)
     return answer if found is None else [x if (n := whole(x)) is None else n for x in found]
+
+
+def _inputs(tokens: Tokens, size: int, known: dict[Tokens, int]) -> dict[str, object]:
+    begins = (f"{_spaced(tokens)} → {block}" for tokens, block in known.items())
+    in_cache = AsIs(", ".join(begins) or "nothing")
+    return {"token_ids": list(tokens), "block_size": size, "in cache": in_cache}
+
+
+def _left(got: list[int], tokens: Tokens, size: int, _: object) -> str | None:
+    return "no token" if got and len(got) * size >= len(tokens) else None
 
 
 def check_find(function: Find) -> Verdict:
@@ -185,31 +196,6 @@ def check_find(function: Find) -> Verdict:
         *("find", function, right_find, cases, FIND_SLIPS),
         f"find: {len(cases)} prompts, each up to its first miss",
         call=_found,
-        where=lambda got, tokens, size, known: (
-            f"{list(tokens)} in blocks of {size}: got {_told(got)}"
-        ),
-        otherwise=_why,
-        explain={KeyError: "the keys of `cached` come from `hash_of`"},
+        inputs=_inputs,
+        also={"left to run": _left},
     )
-
-
-def _why(got: object, want: list[int], tokens: Tokens, size: int, known: Any) -> str:
-    """What is wrong with an answer that is none of a known slip."""
-    if not isinstance(got, list):
-        return "find must return a list of blocks"
-    if got[:-1] == want and size * len(got) == len(tokens):
-        return (
-            "all of its tokens are found, and then no token is left to run: without one there are "
-            "no logits"
-        )
-    if got == want[:-1]:
-        return f"expected {want}: the last block counts, too, if a token is left behind it"
-    return f"expected {want}"
-
-
-def _told(answer: object) -> str:
-    """An answer to be read: the first characters of a hash are enough."""
-    if not isinstance(answer, list):
-        return shown(answer)
-    short = (block.hex()[:6] if isinstance(block, bytes) else repr(block) for block in answer)
-    return f"[{', '.join(short)}]"

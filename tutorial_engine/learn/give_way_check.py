@@ -11,6 +11,7 @@ from typing import Any
 from tutorial_engine.cache.paged import PagedKVCache
 from tutorial_engine.engine.scheduler import Scheduler
 from tutorial_engine.learn.eager_pages import crowd, tokens
+from tutorial_engine.learn.facts import AsIs
 from tutorial_engine.learn.judge import Slips, judge, slips_of
 from tutorial_engine.learn.own_scheduler import PARTS_03, slots_for, with_parts
 from tutorial_engine.learn.parts import PartFailed, Parts
@@ -47,24 +48,21 @@ GIVE_WAY_SLIPS: Slips = slips_of(
     slots_for,
     """
     running[-1] → running[0]
-        the last of running gives way, not the first
+        the first of running gives way, not the last
     (slots := allocate(request)) is → slots := allocate(request) is
-        without brackets around `slots := allocate(request)`, `slots` is True or False
+        True or False is returned: `slots` is that, without brackets around `slots := allocate(...)`
     while (slots → if (slots
     return slots → return slots or allocate(request)
-        one victim may not be enough: repeat until there is room
+        at most one gives way, also where one is not enough
     preempt(victim) → victim is request or preempt(victim)
-        who asks is the last itself: it has to give way too, and then return None
+        who asks never gives way, also as the last of running
     running[-1] → [one for one in running if one is not request][-1]
-        the last of running gives way, also if it is the one that asks
+        the last of the others gives way, also if the one that asks is the last
     return slots → return None
-        there was room, and it returns None: return the slots
+        None is returned, also where there is room
     """,
 ) | {
-    "there was room, and somebody gave way: ask before each preempt": lambda *case: (
-        case[3](case[1][-1]) or slots_for(*case)
-    ),
-    "ask again after each preempt: what the victim gave back may be enough": (
+    "after a preemption nobody asks again: all give way": (
         lambda request, running, allocate, preempt: slots_for(
             request, running, cache(allocate), preempt
         )
@@ -75,11 +73,6 @@ GIVE_WAY_SLIPS: Slips = slips_of(
 def check_slots_for(function: SlotsFor) -> Verdict:
     """Check a learner's slots_for(request, running, allocate, preempt) → slots or None."""
     model = load_model()
-
-    def otherwise(got: tuple[object, str], want: tuple[object, str], *_: object) -> str:
-        if got[1] != want[1]:
-            return f"{got[1] or 'nobody'} gave way, expected {want[1] or 'nobody'}"
-        return f"it returns {got[0]!r}; expected {want[0]!r}"
 
     def in_the_engine(function: SlotsFor) -> str:
         try:
@@ -94,14 +87,16 @@ def check_slots_for(function: SlotsFor) -> Verdict:
         f"slots_for: in an engine with {4 * BLOCKS[0]} slots {gave_way} gave way, and all tokens "
         "are right",
         call=_played,
-        where=lambda got, asks, run, needed: f"{asks} asks, {', '.join(run)} run",
-        otherwise=otherwise,
-        explain={"not in list": "preempt has taken the victim out of running already"},
+        inputs=lambda asks, run, needed: {
+            "request": AsIs(asks),
+            "running": AsIs(", ".join(run)),
+            "there is room": AsIs(f"after {needed} of them gave way" if needed else "at once"),
+        },
         then=in_the_engine,
     )
 
 
-def _played(function: SlotsFor, asks: str, run: str, needed: int) -> tuple[object, str]:
+def _played(function: SlotsFor, asks: str, run: str, needed: int) -> AsIs:
     """What came of a case: what was returned, and who gave way. CannotBe for what cannot be."""
     running, calls = [_Letter(name) for name in run], Counter[str]()
     gave_way, out_of_turn = list[_Letter](), list[_Letter]()
@@ -133,7 +128,8 @@ def _played(function: SlotsFor, asks: str, run: str, needed: int) -> tuple[objec
         running.remove(victim)
 
     answer = function(served, running, allocate, preempt)
-    return answer, "".join(victim.name for victim in gave_way)
+    names = ", ".join(victim.name for victim in gave_way)
+    return AsIs(f"{answer!r}; {names or 'nobody'} gave way")
 
 
 def _served(

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tutorial_engine.learn.facts import AsIs, first_difference, told
 from tutorial_engine.learn.parts import listed, number
 from tutorial_engine.learn.verdict import (
     CannotBe,
@@ -91,17 +92,22 @@ def judge(
     where: Callable[..., str] | None = None,
     otherwise: Callable[..., str] | None = None,
     explain: Explain | None = None,
+    names: Sequence[str] = (),
+    inputs: Callable[..., Mapping[str, object]] | None = None,
+    also: Mapping[str, Callable[..., object]] = MappingProxyType({}),
     then: Callable[[Any], str] | None = None,
     keeps: Mapping[int, str] = MappingProxyType({}),
     body: object = None,
 ) -> Verdict:
-    """✔ `done`, if the function's answers are the right ones in all cases; else what is wrong.
+    """✔ `done`, if the function's answers are the right ones in all cases; else what differs.
 
     `call(function, *case)` asks it (it gets copies), `read` turns an answer into what is compared.
-    Of the first case that is wrong `where(answer, *case)` is told, and the slip that gives the same
-    answers, else `otherwise(answer, right answer, *case)`. `then(function)` says what else is
-    wrong, or "". `keeps`: number of an argument → what to say if it was changed. `body` is what a
-    learner fills in, if that is not the function itself.
+    Of the cases that are wrong the shortest is shown: its arguments, under `names` (those of the
+    right function, unless given) or as `inputs(*case)` has them; both answers; the first place that
+    differs; and what `also` reads from the answer: name → f(answer, *case), None for nothing.
+    The slip that gives the same answers in all cases is told if it is the only one.
+    `then(function)` says what else is wrong, or "". `keeps`: number of an argument → what to say if
+    it was changed. `body` is what a learner fills in, if that is not the function itself.
     """
     body = body or function
 
@@ -119,8 +125,8 @@ def judge(
         wants = [answer_of(right, case) for case in cases]
         answers, error = _until_one_raises(partial(answer_of, function), cases)
         pairs = enumerate(zip(answers, wants, strict=False))
-        first = next((i for i, pair in pairs if not alike(*pair, tolerance)), None)
-        if first is None:
+        wrong = [i for i, pair in pairs if not alike(*pair, tolerance)]
+        if not wrong:
             if error is not None:
                 raise error
             if then and (why := then(function)):
@@ -128,10 +134,36 @@ def judge(
             return Verdict(True, done)
         if has_gap(body):
             return still_a_gap(name)
+        theirs = {why: partial(answer_of, slip) for why, slip in slips.items()}
+        slip = "" if error else _slip_in(answers, cases, theirs, tolerance)
+        if where or otherwise:  # not yet shown as facts
+            return _as_before(wrong[0], answers, wants, slip)
+        each = [told(arguments_of(case)) for case in cases]
+        at = min(wrong, key=lambda i: (len(each[i]), i))
+        got, want = answers[at], wants[at]
+        facts: dict[str, object] = {"yours": got, "expected": want}
+        if first := first_difference(got, want, partial(alike, tolerance=tolerance)):
+            facts["differs first"] = AsIs(first)
+        if short := _too_short(got, want):
+            facts["but"] = AsIs(short)
+        for words, read_back in also.items():
+            with suppress(Exception):  # there may be nothing to be read from a wrong answer
+                if (found := read_back(got, *deepcopy(cases[at]))) is not None:
+                    facts[words] = AsIs(found) if isinstance(found, str) else found
+        lines = [f"{name} gives another answer for this input:", each[at], told(facts)]
+        if slip:
+            lines.append(f"  For all {len(cases)} inputs your answers are these: {slip}")
+        return Verdict(False, "\n".join(lines))
+
+    def arguments_of(case: tuple[Any, ...]) -> Mapping[str, object]:
+        if inputs:
+            return inputs(*case)
+        called = names or [*inspect.signature(right).parameters]
+        return dict(zip(called, case, strict=False))
+
+    def _as_before(first: int, answers: Any, wants: Any, why: str) -> Verdict:
         got, want, case = answers[first], wants[first], cases[first]
         place = f"{where(got, *case)}; " if where else ""
-        theirs = {why: partial(answer_of, slip) for why, slip in slips.items()}
-        why = _slip_in(answers, cases, theirs, tolerance)
         why = why or _too_short(got, want)
         if not why and isinstance(want, Tensor) and (bad := wrong_shape(name, got, want)):
             return bad
@@ -153,13 +185,14 @@ def _until_one_raises(answer_to: Function, cases: Sequence[Any]) -> tuple[list[A
 
 
 def _slip_in(answers: Sequence[Any], cases: Sequence[Any], slips: Slips, tolerance: float) -> str:
-    """The words of the slip that gives these answers; "" if none does."""
+    """The words of the one slip that gives these answers; "" if none does, or more than one."""
+    found = []
     for words, slip in slips.items():
         with suppress(Exception):
-            pairs = zip(answers, cases, strict=False)
-            if all(alike(mine, slip(case), tolerance) for mine, case in pairs):
-                return words
-    return ""
+            theirs = [slip(case) for case in cases[: len(answers)]]
+            if all(alike(*pair, tolerance) for pair in zip(answers, theirs, strict=True)):
+                found.append(words)
+    return found[0] if len(found) == 1 else ""
 
 
 def read_number(why: str, kind: Callable[[Any], Any] = number) -> Callable[[Any], Any]:
@@ -221,7 +254,7 @@ def _too_short(got: Any, want: Any) -> str:
 def alike(got: Any, want: Any, tolerance: float = 1e-5) -> bool:
     """Is an answer the wanted one? Numbers may differ by the tolerance, of 1 or of the largest.
 
-    NaN is nothing's like; but where the wanted one (of a slip) is NaN, anything may stand.
+    NaN is like NaN alone.
     """
     if isinstance(want, Tensor):
         is_bool = torch.bool in (want.dtype, getattr(got, "dtype", None))
@@ -232,7 +265,8 @@ def alike(got: Any, want: Any, tolerance: float = 1e-5) -> bool:
         wanted = want.double()
         size = max(1.0, float(wanted.nan_to_num(0, 0, 0).abs().max()))
         near = (got.double() - wanted).abs() <= tolerance * size
-        return bool((near | (got == want) | wanted.isnan()).all())  # inf is near nothing
+        both_nan = got.isnan() & want.isnan()
+        return bool((near | (got == want) | both_nan).all())  # inf is near nothing
     if isinstance(want, list | tuple):
         is_as_long = isinstance(got, list | tuple) and len(got) == len(want)
         return is_as_long and all(alike(a, b, tolerance) for a, b in zip(got, want, strict=True))

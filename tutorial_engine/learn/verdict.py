@@ -4,6 +4,7 @@ A check never raises for a learner's mistake, so that Run All always reaches the
 """
 
 import ast
+import builtins
 import dis
 import inspect
 import math
@@ -16,6 +17,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
+from tutorial_engine.learn.facts import where_raised
 
 
 @dataclass(frozen=True)
@@ -130,8 +133,8 @@ def guarded(
             return still_a_gap(name, f" (it raised {type(error).__name__}: {error})")
         elif why := explained(error, explain or {}) or _meant(error):
             message = f"{message.rstrip('.')}. {why}"
-        elif line := _line_of(error, function):
-            message += f" (in the line: {line})"
+        if raised := where_raised(error, function):
+            message += f"\n{raised}"
         return Verdict(False, message)
 
 
@@ -148,17 +151,17 @@ def _has_sign(error: Exception, sign: Sign) -> bool:
 
 def _meant(error: Exception) -> str:
     """The attribute that a mistyped one is near to: Python says it only of an error not caught."""
-    if not isinstance(error, AttributeError) or not error.name:
+    if not isinstance(error, AttributeError | NameError) or not error.name:
         return ""
-    near = get_close_matches(error.name, dir(error.obj), 1, cutoff=0.75)
+    known = dir(error.obj) if isinstance(error, AttributeError) else _names_around(error)
+    near = get_close_matches(error.name, known, 1, cutoff=0.75)
     return f"Did you mean {near[0]!r}?" if near else ""
 
 
-def _line_of(error: Exception, function: object) -> str:
-    """The line of the function's cell or file that raised; "" where it cannot be read."""
-    own = getattr(getattr(function, "__code__", None), "co_filename", None)
-    lines = [f.line for f in traceback.extract_tb(error.__traceback__) if f.filename == own]
-    return (lines and lines[-1]) or ""
+def _names_around(error: Exception) -> list[str]:
+    """The names that were known where an error was raised."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return [*frames[-1].f_locals, *frames[-1].f_globals, *dir(builtins)] if frames else []
 
 
 def _open_ones_called_by(function: object) -> list[str]:
