@@ -13,7 +13,7 @@ from tutorial_engine.engine.scheduler import Scheduler, StepPlan
 from tutorial_engine.learn import checks_03 as c3
 from tutorial_engine.learn.give_way_check import GIVE_WAY_SLIPS, check_slots_for
 from tutorial_engine.learn.judge import slips_of
-from tutorial_engine.learn.own_scheduler import ShortestFirst, waiting_first
+from tutorial_engine.learn.own_scheduler import ShortestFirst
 
 # -- notebook 03 ---------------------------------------------------------------------------------
 
@@ -29,26 +29,61 @@ def plan_by_index(running: Work, waiting: Work, budget: int, most: int) -> dict[
     return plan([], work, budget, most)
 
 
-def overdraws(running: Work, waiting: Work, budget: int, most: int) -> dict[str, int]:
-    shares = {}
+def share_with_a_hole(num_tokens: int, num_computed_tokens: int, budget_left: int) -> int | None:
+    """None where both limits are equal."""
+    left = num_tokens - num_computed_tokens
+    if left < budget_left:
+        return left
+    elif left > budget_left:
+        return budget_left
+    return None
+
+
+def plan_with_a_hole(running: Work, waiting: Work, budget: int, most: int) -> dict[str, int]:
+    planned: dict[str, int] = {}
     for name, left in [*running, *waiting[: most - len(running)]]:
         if budget:
-            shares[name] = min(left, budget)
+            planned[name] = share_with_a_hole(left, 0, budget)  # type: ignore[assignment]
+            budget -= planned[name]
+    return planned
+
+
+def plan_until_the_hole(running: Work, waiting: Work, budget: int, most: int) -> Any:
+    planned: dict[str, Any] = {}
+    for name, left in [*running, *waiting[: most - len(running)]]:
+        if budget > 0:
+            planned[name] = share_with_a_hole(left, 0, budget)
             budget -= left
-    return shares
+    return planned
+
+
+def share_to_be_written(num_tokens: int, num_computed_tokens: int, budget_left: int) -> int: ...  # type: ignore[empty-body]
+
+
+def plan_before_the_share(running: Work, waiting: Work, budget: int, most: int) -> dict[str, int]:
+    share = share_to_be_written(waiting[0][1], 0, budget)
+    return {waiting[0][0]: min(share, budget)}
+
+
+def one_token_is_too_few(running: Work, waiting: Work, budget: int, most: int) -> dict[str, int]:
+    """Nobody who waits is given the very last token."""
+    shares = plan(running, waiting, budget, most)
+    names = dict(waiting)
+    is_last = sum(shares.values()) == budget
+    return {k: n for k, n in shares.items() if not (k in names and n == 1 and is_last)}
 
 
 GIVE_WAY = slips_of(
     RIGHT["slots_for"],
     """
     return None → pass
-        goes on after C itself gave way
+        allocate(B) is called after B gave way
     victim = running[-1] → continue
-        nobody gives way
+        allocate(A) gave None 4 times, and is called again
     victim = running[-1] → victim = running.pop()
-        preempt takes it out
+        preempt(B) is called, and B is not in running
     return slots → return slots and allocate(request)
-        keep what allocate gave
+        allocate(A) is called again after it gave slots
     """,
 )
 
@@ -112,6 +147,11 @@ def typed_patience(self: Any) -> Request:
     return first_that_is_late(same)
 
 
+def gives_none_if_nobody_is_late(self: Any) -> Any:
+    if late(self):
+        return min(late(self), key=lambda one: one.arrival)
+
+
 class Sluggish(ShortestFirst):
     def num_tokens_to_run(self, request: Request, plan: StepPlan) -> int:
         return min(super().num_tokens_to_run(request, plan), 4)
@@ -129,6 +169,11 @@ EXERCISES: dict[str, Exercise] = {
             but("num_tokens_to_run", torch.tensor),
         ],
         c3.SHARE_SLIPS,
+        [
+            (share_with_a_hole, "share_with_a_hole(10, 2, 8) returns None"),
+            (but("num_tokens_to_run", str), "yours     '3'"),
+            (but("num_tokens_to_run", lambda n: True if n == 1 else n), "True"),
+        ],
     ),
     "plan_step": Exercise(
         c3.check_plan,
@@ -138,14 +183,18 @@ EXERCISES: dict[str, Exercise] = {
         ],
         c3.PLAN_SLIPS,
         [
-            (lambda r, w, budget, most: plan(r, w, 99, most), "over the budget of 8"),
-            (lambda r, w, budget, most: plan(r, w, budget, 9), "more would run than may"),
-            (lambda *case: {"Z": 8}, "no request 'Z'"),
-            (lambda *case: {"C": 8}, "C has only 3 tokens"),
-            (lambda *case: {"A": 1.5}, "a whole number"),
-            (overdraws, "take from the budget what the request runs, not what it has left"),
-            (plan_by_index, "at most 4: raised IndexError: list index out of range; there may be"),
-            (waiting_first, "those who run already come first"),
+            (lambda r, w, budget, most: plan(r, w, 99, most), "3 tokens, and the budget is 2"),
+            (lambda *case: {"Z": 8}, "yours     {'Z': 8}"),
+            (lambda *case: {"A": 1.5}, "yours     {'A': 1.5}"),
+            (but("plan_step", lambda shares: [*shares.items()]), "yours     [('A', 2)]"),
+            (one_token_is_too_few, ""),
+            (plan_by_index, "raised IndexError: list index out of range\n"),
+            (plan_with_a_hole, "; it calls share_with_a_hole(1, 0, 1), which gave None\n"),
+            (
+                plan_before_the_share,
+                "share_to_be_written(2, 0, 3), which gave None: it is not done",
+            ),
+            (plan_until_the_hole, "it calls share_with_a_hole(1, 0, 1), which gave None"),
         ],
     ),
     "slots_for": Exercise(
@@ -159,7 +208,7 @@ EXERCISES: dict[str, Exercise] = {
                 ),
                 "in the engine your slots_for gave None for request A, and did not ask",
             ),
-            (lambda *case: case[3](case[1][-1]) or RIGHT["slots_for"](*case), "C gave way"),
+            (lambda *case: case[3](case[1][-1]) or RIGHT["slots_for"](*case), "B gave way"),
         ],
     ),
     "ttft_and_tpot": Exercise(
@@ -169,9 +218,12 @@ EXERCISES: dict[str, Exercise] = {
         ],
         c3.METRIC_SLIPS,
         [
-            (lambda arrival, times: (times[-1] - arrival, 1.0), "first token: 0.262 s"),
-            (metrics(lambda pair: (pair[0], 1.0)), "next: 0.0640 s"),
-            (lambda arrival, times: (times[0] - arrival, times[20]), "0 to n − 1, and n − 1 gaps"),
+            (lambda arrival, times: (times[-1] - arrival, 1.0), ""),
+            (metrics(lambda pair: (pair[0], 1.0)), ""),
+            (lambda arrival, times: (times[0] - arrival, times[20]), "raised IndexError"),
+            (metrics(lambda pair: [round(x, 3) for x in pair]), "0.333, expected 0.3333"),
+            (metrics(lambda pair: [round(x, 4) for x in pair]), "TPOT 0.3333, expected 0.33333"),
+            (metrics(sum), "must return two numbers"),
         ],
     ),
     "largest_budget": Exercise(  # a long prompt beside somebody who decodes, on a step's price
@@ -194,13 +246,12 @@ EXERCISES: dict[str, Exercise] = {
         ],
         c3.SHORTEST_SLIPS,
         [
-            (policy(lambda self: self.waiting[-1]), "num_prompt_tokens says"),
-            (policy(takes_it_out), "takes the request out of self.waiting"),
+            (policy(lambda self: self.waiting[-1]), ""),
+            (policy(takes_it_out), "next_waiting took B out of self.waiting"),
             (policy(leaves_a_list), "self.waiting is a list now"),
-            (policy(sorts_the_queue), "finds the smallest without sorting"),
-            (policy(lambda self: min(self.waiting)), "min needs a key"),
-            (policy(lambda self: min(self.waiting, key=len)), "num_prompt_tokens is the length"),
-            (policy(lambda self: sorted(self.waiting, key=id)), "a Request; got a list"),
+            (policy(sorts_the_queue), "raised AttributeError"),
+            (policy(lambda self: min(self.waiting)), "raised TypeError"),
+            (policy(lambda self: sorted(self.waiting, key=id)), "next_waiting gave a list"),
             (Sluggish, "unlike ours"),
             (ShortestFirst.next_waiting, "hand over the class"),
         ],
@@ -212,10 +263,17 @@ EXERCISES: dict[str, Exercise] = {
         ],
         c3.FAIR_SLIPS,
         [
-            (policy(typed_patience), "instead of self.patience?"),
-            (policy(lambda self: min(late(self), key=lambda one: one.arrival)), "list is empty"),
-            (policy(lambda self: self.now > 0.1), "self.now() is the time"),
-            (policy(eval("lambda self: self.now() > patience")), "in a method it is self.patience"),
+            (policy(typed_patience), "then waited"),
+            (
+                policy(lambda self: min(late(self), key=lambda one: one.arrival)),
+                "raised ValueError",
+            ),
+            (
+                policy(gives_none_if_nobody_is_late),
+                "None when these wait: s (4 tokens) for 0 s",
+            ),
+            (policy(lambda self: self.now > 0.1), "raised TypeError"),
+            (policy(eval("lambda self: self.now() > patience")), "name 'patience' is not defined"),
         ],
     ),
 }

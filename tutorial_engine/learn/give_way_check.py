@@ -1,9 +1,8 @@
 """The check of `slots_for`: who gives way when memory is out.
 
-First with requests that are letters, which names the usual mistakes; then in the real engine.
+First with requests that are letters; then in the real engine.
 """
 
-from collections import Counter
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 from tutorial_engine.cache.paged import PagedKVCache
 from tutorial_engine.engine.scheduler import Scheduler
 from tutorial_engine.learn.eager_pages import crowd, tokens
-from tutorial_engine.learn.facts import AsIs
+from tutorial_engine.learn.facts import AsIs, told
 from tutorial_engine.learn.judge import Slips, judge, slips_of
 from tutorial_engine.learn.own_scheduler import PARTS_03, slots_for, with_parts
 from tutorial_engine.learn.parts import PartFailed, Parts
@@ -23,8 +22,13 @@ from tutorial_engine.trace.events import Preempted
 # (request, running, allocate(request), preempt(victim)) → the slots, or None
 SlotsFor = Callable[[Any, list[Any], Callable[[Any], Any], Callable[[Any], None]], Any]
 CASES = (  # who asks, of so many that run, and how many of them must give way before there is room
+    ("A", "AB", 0),
+    ("A", "AB", 1),
+    ("B", "AB", 1),  # who asks is the last itself
     ("A", "ABC", 0),
     ("A", "ABC", 1),
+    ("A", "ABC", 2),  # one victim is not enough
+    ("B", "ABC", 2),  # nor here, and then it is the turn of B itself
     ("A", "ABCD", 2),
     ("A", "ABCDE", 3),
     ("C", "ABC", 1),
@@ -44,13 +48,19 @@ class _Letter:
         return self.name
 
 
+class _Played(AsIs):
+    """What came of a case, in words; and what was called."""
+
+    calls = ""
+
+
 GIVE_WAY_SLIPS: Slips = slips_of(
     slots_for,
     """
     running[-1] → running[0]
         the first of running gives way, not the last
     (slots := allocate(request)) is → slots := allocate(request) is
-        True or False is returned: `slots` is that, without brackets around `slots := allocate(...)`
+        True or False, not the slots ▸ (slots := allocate(request)) is None
     while (slots → if (slots
     return slots → return slots or allocate(request)
         at most one gives way, also where one is not enough
@@ -87,49 +97,53 @@ def check_slots_for(function: SlotsFor) -> Verdict:
         f"slots_for: in an engine with {4 * BLOCKS[0]} slots {gave_way} gave way, and all tokens "
         "are right",
         call=_played,
-        inputs=lambda asks, run, needed: {
-            "request": AsIs(asks),
-            "running": AsIs(", ".join(run)),
-            "there is room": AsIs(f"after {needed} of them gave way" if needed else "at once"),
-        },
+        inputs=_inputs,
+        also={"your calls": lambda got, *_: got.calls},
         then=in_the_engine,
     )
 
 
-def _played(function: SlotsFor, asks: str, run: str, needed: int) -> AsIs:
-    """What came of a case: what was returned, and who gave way. CannotBe for what cannot be."""
-    running, calls = [_Letter(name) for name in run], Counter[str]()
-    gave_way, out_of_turn = list[_Letter](), list[_Letter]()
+def _inputs(asks: str, run: str, needed: int) -> dict[str, object]:
+    room = f"as soon as {needed} gave way" if needed else "at once"
+    return {"request": AsIs(asks), "running": [*map(_Letter, run)], "there is room": AsIs(room)}
+
+
+def _played(function: SlotsFor, asks: str, run: str, needed: int) -> _Played:
+    """What came of a case. CannotBe for calls that cannot be, with the input and all calls."""
+    running = [_Letter(name) for name in run]
     served = running[run.index(asks)]
+    gave_way, answers, calls = list[_Letter](), list[str | None](), list[str]()
+
+    def cannot_be(why: str) -> CannotBe:
+        facts = _inputs(asks, run, needed) | {"your calls": AsIs(", ".join(calls) or "none")}
+        return CannotBe(f"{why}:\n{told(facts)}")
 
     def allocate(request: object) -> str | None:
+        calls.append(f"allocate({request!r})")
         if request is not served:
-            raise CannotBe(f"it asks for slots for {request!r}; they are for {asks}")
-        if served in out_of_turn:
-            raise CannotBe(f"{asks} gives way: the last of running gives way, not the first")
+            raise cannot_be(f"allocate is called for {request!r}, and it is {asks} that asks")
         if served in gave_way:
-            raise CannotBe(f"it goes on after {asks} itself gave way: then return None")
-        calls["allocate"] += 1
-        if calls["given"]:
-            raise CannotBe("it asks again after it has got slots: keep what allocate gave")
-        if calls["allocate"] > 2 * len(run):
-            raise CannotBe("it asks again and again, and nobody gives way: preempt in the loop")
-        calls["given"] += len(gave_way) >= needed
-        return f"slots of {asks}" if calls["given"] else None
+            raise cannot_be(f"allocate({asks}) is called after {asks} gave way")
+        if any(answers):
+            raise cannot_be(f"allocate({asks}) is called again after it gave slots")
+        if len(answers) == 2 * len(run):
+            raise cannot_be(f"allocate({asks}) gave None {len(answers)} times, and is called again")
+        answers.append(f"slots of {asks}" if len(gave_way) >= needed else None)
+        calls[-1] += f" → {'slots' if answers[-1] else None}"
+        return answers[-1]
 
     def preempt(victim: Any) -> None:
+        calls.append(f"preempt({victim!r})")
         if victim not in running:
-            raise CannotBe(
-                f"preempt({victim!r}), which is not in running: preempt takes it out; choose "
-                "each victim anew"
-            )
-        out_of_turn.extend([victim] * (victim is not running[-1]))
+            raise cannot_be(f"preempt({victim!r}) is called, and {victim!r} is not in running")
         gave_way.append(victim)
         running.remove(victim)
 
     answer = function(served, running, allocate, preempt)
-    names = ", ".join(victim.name for victim in gave_way)
-    return AsIs(f"{answer!r}; {names or 'nobody'} gave way")
+    who = ", ".join(victim.name for victim in gave_way) or "nobody"
+    played = _Played(f"returns {answer!r}; {who} gave way")
+    played.calls = ", ".join(calls) or "none"
+    return played
 
 
 def _served(
