@@ -24,13 +24,11 @@ from tutorial_engine.learn.facts import AsIs, first_difference, told
 from tutorial_engine.learn.parts import listed, number
 from tutorial_engine.learn.verdict import (
     CannotBe,
-    Explain,
     Verdict,
     guarded,
     has_gap,
     must_answer,
     still_a_gap,
-    wrong_shape,
 )
 
 Function = Callable[..., Any]
@@ -89,9 +87,6 @@ def judge(
     call: Function = lambda function, *case: function(*case),
     read: Callable[[Any], Any] = lambda answer: answer,
     tolerance: float = 1e-5,
-    where: Callable[..., str] | None = None,
-    otherwise: Callable[..., str] | None = None,
-    explain: Explain | None = None,
     names: Sequence[str] = (),
     inputs: Callable[..., Mapping[str, object]] | None = None,
     also: Mapping[str, Callable[..., object]] = MappingProxyType({}),
@@ -136,8 +131,6 @@ def judge(
             return still_a_gap(name)
         theirs = {why: partial(answer_of, slip) for why, slip in slips.items()}
         slip = "" if error else _slip_in(answers, cases, theirs, tolerance)
-        if where or otherwise:  # not yet shown as facts
-            return _as_before(wrong[0], answers, wants, slip)
         each = [told(arguments_of(case)) for case in cases]
         at = min(wrong, key=lambda i: (len(each[i]), i))
         got, want = answers[at], wants[at]
@@ -161,16 +154,7 @@ def judge(
         called = names or [*inspect.signature(right).parameters]
         return dict(zip(called, case, strict=False))
 
-    def _as_before(first: int, answers: Any, wants: Any, why: str) -> Verdict:
-        got, want, case = answers[first], wants[first], cases[first]
-        place = f"{where(got, *case)}; " if where else ""
-        why = why or _too_short(got, want)
-        if not why and isinstance(want, Tensor) and (bad := wrong_shape(name, got, want)):
-            return bad
-        why = why or (otherwise(got, want, *case) if otherwise else "")
-        return Verdict(False, f"{name}: {place}{why or f'expected {want}'}")
-
-    return _at_this_try(name, body, guarded(name, run, body, explain))
+    return _at_this_try(name, body, guarded(name, run, body))
 
 
 def _until_one_raises(answer_to: Function, cases: Sequence[Any]) -> tuple[list[Any], Any]:

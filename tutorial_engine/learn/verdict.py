@@ -10,7 +10,7 @@ import inspect
 import math
 import textwrap
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
@@ -41,11 +41,6 @@ class Told(Exception):
 
     def __init__(self, verdict: Verdict) -> None:
         self.verdict = verdict
-
-
-SHAPES = (RuntimeError, IndexError, ValueError)  # what wrong shapes raise
-Sign = str | type[Exception] | tuple[type[Exception], ...]  # a text in an error, or its kind
-Explain = Mapping[Sign, str] | Callable[[Exception], str]
 
 
 def is_open(function: object) -> bool:
@@ -106,11 +101,11 @@ def guarded(
     name: str,
     run: Callable[[], Verdict],
     function: object = None,
-    explain: Explain | None = None,
 ) -> Verdict:
     """Run a check on the learner's function; an exception in it becomes a verdict that names it.
 
-    A function that nobody has touched is not run. To an error is added what `explain` says of it.
+    A function that nobody has touched is not run. To an error are added the learner's own line and
+    what its names held.
     """
     untouched = open_verdict(name, function)
     if untouched is not None:
@@ -131,22 +126,11 @@ def guarded(
             message += f"; it calls {' and '.join(open_ones)}, which {verb} not done yet"
         elif has_gap(function):
             return still_a_gap(name, f" (it raised {type(error).__name__}: {error})")
-        elif why := explained(error, explain or {}) or _meant(error):
+        elif why := _meant(error):
             message = f"{message.rstrip('.')}. {why}"
         if raised := where_raised(error, function):
             message += f"\n{raised}"
         return Verdict(False, message)
-
-
-def explained(error: Exception, explain: Explain) -> str:
-    """What is said of the first sign that an error has; "" if it has none of them."""
-    if callable(explain):
-        return explain(error)
-    return next((why for sign, why in explain.items() if _has_sign(error, sign)), "")
-
-
-def _has_sign(error: Exception, sign: Sign) -> bool:
-    return sign in str(error) if isinstance(sign, str) else isinstance(error, sign)
 
 
 def _meant(error: Exception) -> str:
