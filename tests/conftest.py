@@ -22,12 +22,11 @@ from checkpoints import save_random, save_tokenizer
 from hypothesis import settings
 from tokenizers import Tokenizer
 
-from tutorial_engine.lab.real import where_it_is
+from tutorial_engine.lab.real import NOT_HERE, needs_real, where_it_is
 from tutorial_engine.model.checkpoint import load_model, load_tokenizer
 from tutorial_engine.model.decoder import CausalLM
 
 MakeCheckpoint = Callable[..., Path]
-NO_REAL = "the real model is not here: `make real` brings it (93 MB)"
 torch.set_num_threads(1)  # with matrices this small, more threads only wait for each other
 
 
@@ -64,14 +63,9 @@ def pytest_collection_modifyitems(items: list[Any]) -> None:
         again = type(cell).from_parent(cell.parent, name=f"{cell.name} again", **place)
         items.insert(last + 1, again)
     if not (where_it_is().is_dir() or os.environ.get("REQUIRE_REAL")):
-        for cell in [item for item in items if hasattr(item, "cell") and needs_real(item.path)]:
-            cell.add_marker(pytest.mark.skip(reason=NO_REAL))
-
-
-@cache
-def needs_real(source: Path) -> bool:
-    """Does this lesson (its source, or a notebook) need the real model?"""
-    return "the_real_model(" in source.read_text(encoding="utf-8")
+        is_left_out = cache(needs_real)
+        for cell in [item for item in items if hasattr(item, "cell") and is_left_out(item.path)]:
+            cell.add_marker(pytest.mark.skip(reason=NOT_HERE))
 
 
 def need_real() -> Path:
@@ -80,7 +74,7 @@ def need_real() -> Path:
     if not found.is_dir():
         if os.environ.get("REQUIRE_REAL"):
             pytest.fail("the real model is not here, and REQUIRE_REAL is set: make real")
-        pytest.skip(NO_REAL)
+        pytest.skip(NOT_HERE)
     return found
 
 

@@ -26,7 +26,6 @@ from browser import (
     run_cell,
     wait_for,
 )
-from conftest import needs_real
 from explorers import MAKE
 from lesson_cells import fresh, needed
 from nbformat.v4 import new_code_cell, new_notebook
@@ -35,6 +34,7 @@ from playwright.sync_api import Browser, Locator, Page, expect
 
 from tools.publish.build import LESSONS, sources
 from tools.publish.html import page as export
+from tutorial_engine.lab.real import needs_real
 
 pytestmark = pytest.mark.browser
 FOLDER = ROOT / "notebooks"

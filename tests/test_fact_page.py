@@ -1,7 +1,6 @@
 """The page "Where is Paris?": it says what the real model said, and needs nothing else."""
 
 import json
-import os
 import random
 import re
 from collections.abc import Iterator
@@ -12,10 +11,10 @@ from typing import Literal
 import pytest
 import torch
 from browser import barriers, chromium, reached_by_tab
+from conftest import need_real
 from playwright.sync_api import Browser, BrowserContext, Page, expect
 
 from tools.publish import facts, players, site
-from tutorial_engine.lab import real
 from tutorial_engine.lab.two_texts import TwoTexts
 from tutorial_engine.model.checkpoint import load_model, load_tokenizer
 from tutorial_engine.viz.fact_page import LEAD, LIKELIEST, TITLE, fact_page, map_scene
@@ -93,11 +92,7 @@ def test_it_is_the_first_player_of_the_site() -> None:
 
 def test_the_real_model_says_it_again() -> None:
     """A sample of the choices; a token of them has the same probability, within 0.02."""
-    folder = real.where_it_is()
-    if not folder.is_dir():
-        if os.environ.get("REQUIRE_REAL"):
-            pytest.fail("the real model is not here, and REQUIRE_REAL is set: make real")
-        pytest.skip("the real model is not here: `make real` brings it (93 MB)")
+    folder = need_real()
     model, tokenizer = load_model(folder, dtype=torch.float32), load_tokenizer(folder)
     sample = random.Random(6)
     for pair, two in zip(SAID["pairs"], facts.PAIRS, strict=True):

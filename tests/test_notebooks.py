@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import nbformat
 import pytest
-from conftest import need_real, needs_real
+from conftest import need_real
 from lesson_cells import fresh, needed, run_cell
 from nbformat import NotebookNode
 
@@ -31,6 +31,7 @@ from tools.publish.build import (
 )
 from tools.publish.figures import DARK, FIGURES, TAG
 from tools.publish.html import page
+from tutorial_engine.lab.real import needs_real
 from tutorial_engine.learn.own import PARTS
 from tutorial_engine.learn.own_memory import PARTS_04, PARTS_05
 from tutorial_engine.learn.own_scheduler import PARTS_03

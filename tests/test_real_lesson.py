@@ -100,7 +100,7 @@ def test_cells_are_exchanged_alone(model: CausalLM, tokenizer: Tokenizer) -> Non
     all_heads = two.after([two.replace([3]), two.replace([3], "v", [0, 1]), dict])
     torch.testing.assert_close(all_heads[0], all_heads[1])
     assert int(all_heads[0].argmax()) == ed and int(all_heads[2].argmax()) == am
-    by_layer = two.every_layer()
+    by_layer = two.after([two.replace([layer]) for layer in range(layers)])
     torch.testing.assert_close(by_layer[3], all_heads[0], atol=1e-5, rtol=1e-4)
 
 
@@ -204,6 +204,28 @@ def test_a_chat_box_sends_and_keeps_what_has_no_room(talk: Conversation) -> None
     assert 'role="alert"' in box.log.value and box.line.value and len(box.turns) == 1
     assert repr(box).startswith("you:   Anna")
     assert {"text/plain"} <= box._repr_mimebundle_().keys()
+
+
+@pytest.mark.parametrize("where", ["a step", "a request"])
+def test_an_answer_that_ends_with_an_error_says_so(
+    talk: Conversation, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    """Of the whole step, or of one request: no silent empty answer, and the talk goes on."""
+
+    def fails(*_: object) -> None:
+        raise ZeroDivisionError("as a learner's part may")
+
+    with monkeypatch.context() as broken:
+        if where == "a step":
+            broken.setattr(talk.engine.runner, "run", fails)
+        else:
+            broken.setattr("tutorial_engine.engine.engine.next_token", fails)
+        box = ChatBox(talk)
+        box.line.value = "Anna had a red kite."
+        box.send.click()
+    assert "as a learner&#x27;s part may" in box.log.value and not box.line.disabled
+    assert not talk.turns and not talk.messages
+    assert len(talk.say("Anna had a red kite.").token_ids) == 6
 
 
 # -- the exercises --------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from nbclient import NotebookClient
 from nbformat import NotebookNode
 from tqdm import tqdm
 
-from tutorial_engine.lab.real import where_it_is
+from tutorial_engine.lab.real import NOT_HERE, needs_real, where_it_is
 from tutorial_engine.learn.predict import REVEAL
 from tutorial_engine.viz.picture import WIDGET_VIEW
 from tutorial_engine.viz.tokens import escape
@@ -68,10 +68,9 @@ LESSONS = lessons()
 
 def left_out(lesson: Lesson) -> str:
     """Why a lesson cannot be run here: it needs a real model that is not here. "" if it can."""
-    source = sources()[lesson.notebook].read_text(encoding="utf-8")
-    if "the_real_model(" not in source or where_it_is().is_dir():
+    if where_it_is().is_dir() or not needs_real(sources()[lesson.notebook]):
         return ""
-    return f"{lesson.notebook} needs the real model and is left as it is: `make real` brings it"
+    return f"{lesson.notebook} is left as it is: {NOT_HERE}"
 
 
 def sources() -> dict[str, Path]:

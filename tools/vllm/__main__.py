@@ -26,7 +26,7 @@ from tutorial_engine import as_vllm
 from tutorial_engine.engine.llm import LLM
 from tutorial_engine.lab.beside_vllm import compare, read_runs
 from tutorial_engine.lab.doctor import processor_name
-from tutorial_engine.lab.real import NAME, VLLM_SAID, where_it_is
+from tutorial_engine.lab.real import NAME, NOT_HERE, VLLM_SAID, where_it_is
 from tutorial_engine.model.checkpoint import TINY, load_model
 from tutorial_engine.sampling.params import SamplingParams
 
@@ -102,7 +102,7 @@ def chat_with_a_real_model() -> tuple[str, list[str]]:
     """Eight chats with SmolLM2 on both → a sentence, and what differs."""
     folder = where_it_is()
     if not folder.is_dir():
-        return "a real model is not here, and was left out: `make real` brings it", []
+        return NOT_HERE, []
     with tempfile.TemporaryDirectory() as temporary:
         file = Path(temporary, "chats.json")
         if failed := _record("real.py", folder, file):

@@ -61,7 +61,8 @@ class Conversation:
     def say(self, question: str, show: Callable[[str], None] = lambda text: None) -> Turn:
         """Ask, run the request to its end, and keep both. `show` gets the answer as it grows.
 
-        Ctrl-C ends the answer, and what has come is kept. ValueError for a prompt that has no room.
+        Ctrl-C ends the answer, and what has come is kept. ValueError for a prompt that has no room,
+        RuntimeError for an answer that ended with an error. What raises leaves no turn.
         """
         asked = [*self.messages, {"role": "user", "content": question}]
         prompt = self.template.prompt(self.engine.tokenizer, asked)
@@ -75,12 +76,15 @@ class Conversation:
                         first = first or time.perf_counter()
                         show(output.outputs[0].text)
         except KeyboardInterrupt:
-            self.engine.abort_request([request])
-            while self.engine.has_unfinished_requests():
-                self.engine.step()
+            self._end(request)
+        except BaseException:
+            self._end(request)
+            raise
         end = time.perf_counter()
         answer, ids, found = "", [], 0
         if output is not None:
+            if output.error is not None:
+                raise RuntimeError(f"the answer ended with an error: {output.error}")
             answer, ids = output.outputs[0].text, [*output.outputs[0].token_ids]
             found = output.num_cached_tokens or 0
         turn = Turn(
@@ -90,3 +94,8 @@ class Conversation:
         self.messages = [*asked, {"role": "assistant", "content": answer}]
         self.turns.append(turn)
         return turn
+
+    def _end(self, request: str) -> None:
+        self.engine.abort_request([request])
+        while self.engine.has_unfinished_requests():
+            self.engine.step()

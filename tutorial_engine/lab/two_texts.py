@@ -85,8 +85,3 @@ class TwoTexts:
         cells = product(range(shape[0]), range(shape[1]), "kv")
         edits = [self.replace([layer], which, [head]) for layer, head, which in cells]
         return self.after(edits)[:, self.answers[1]].view(*shape, 2)
-
-    def every_layer(self, which: str = "v") -> Tensor:
-        """Probabilities [layers, V] when all heads of one layer alone are replaced."""
-        layers = range(self.model.config.num_hidden_layers)
-        return self.after([self.replace([layer], which) for layer in layers])

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable, Sequence
 from copy import deepcopy
-from functools import partial
 from typing import Any, NamedTuple
 from weakref import ref
 
@@ -11,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tutorial_engine.learn.facts import AsIs, first_difference
+from tutorial_engine.learn.facts import AsIs, alike, first_difference
 from tutorial_engine.learn.judge import Slips, judge, slips_of
 from tutorial_engine.learn.own_memory import block_attention as right
 from tutorial_engine.learn.own_memory import slots
@@ -291,13 +290,12 @@ def _not_in_place(function: Attention, cases: Sequence[Case]) -> str:
         for factor in (60, 400, -60, -400):
             far = case._replace(q=factor * case.q)
             got, want = function(*deepcopy(far)), right(*far)
-            if not close(got, want, 10 * TOLERANCE):
+            if not alike(got, want, 10 * TOLERANCE):
                 scores = far.k_pool.flatten(0, 1)[far.slots] @ far.q / math.sqrt(len(far.q))
-                is_near = partial(close, tolerance=10 * TOLERANCE)
                 return (
                     f"right for small scores, but for scores from {scores.min():,.0f} to "
                     f"{scores.max():,.0f} it differs first at "
-                    + first_difference(got, want, is_near)
+                    + first_difference(got, want, 10 * TOLERANCE)
                 )
     seen = _watched(function, cases[3])
     if math.prod(seen.largest) > BLOCK_SIZE * D:

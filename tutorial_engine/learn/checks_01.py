@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from tutorial_engine.learn import own
-from tutorial_engine.learn.facts import AsIs
-from tutorial_engine.learn.judge import CODE, Slips, alike, judge, read_number, slips_of
+from tutorial_engine.learn.facts import AsIs, alike
+from tutorial_engine.learn.judge import CODE, Slips, judge, read_number, slips_of
 from tutorial_engine.learn.own import Attend, LayerWeights, rms_norm
 from tutorial_engine.learn.parts import number, whole
 from tutorial_engine.learn.verdict import CannotBe, Verdict

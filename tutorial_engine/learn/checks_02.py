@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tutorial_engine.learn.checks_01 import TEXT_IDS, tiny_model
-from tutorial_engine.learn.facts import AsIs
-from tutorial_engine.learn.judge import SHORT, Slips, alike, judge, read_number, slips_of
+from tutorial_engine.learn.facts import AsIs, alike
+from tutorial_engine.learn.judge import SHORT, Slips, judge, read_number, slips_of
 from tutorial_engine.learn.own import run_new as right_run
 from tutorial_engine.learn.own import why_finished as right_reason
 from tutorial_engine.learn.own_cache import (

@@ -12,8 +12,8 @@ from tutorial_engine.engine.config import EngineConfig
 from tutorial_engine.engine.request import Request
 from tutorial_engine.engine.scheduler import Scheduler
 from tutorial_engine.learn.dry_runs import Job, dry_run, steps
-from tutorial_engine.learn.facts import AsIs, where_raised
-from tutorial_engine.learn.judge import Slips, alike, judge, read_numbers, slips_of
+from tutorial_engine.learn.facts import AsIs, alike, where_raised
+from tutorial_engine.learn.judge import Slips, judge, read_numbers, slips_of
 from tutorial_engine.learn.own_scheduler import Fair, ShortestFirst, Work, waiting_first
 from tutorial_engine.learn.own_scheduler import num_tokens_to_run as right_share
 from tutorial_engine.learn.own_scheduler import plan_step as right_plan

@@ -8,7 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tutorial_engine.learn.judge import Slips, alike, judge, slips_of
+from tutorial_engine.learn.facts import alike
+from tutorial_engine.learn.judge import Slips, judge, slips_of
 from tutorial_engine.learn.verdict import Verdict
 from tutorial_engine.parallel.sent import send
 

@@ -86,8 +86,35 @@ def _number(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def first_difference(got: Any, want: Any, alike: Any, place: str = "") -> str:
-    """Where two answers differ first, in words: a kind, a shape, a length, or a number."""
+def alike(got: Any, want: Any, tolerance: float = 1e-5) -> bool:
+    """Is an answer the wanted one? Numbers may differ by the tolerance, of 1 or of the largest.
+
+    NaN is like NaN alone.
+    """
+    if isinstance(want, Tensor):
+        if not isinstance(got, Tensor) or got.shape != want.shape:
+            return False
+        return not want.numel() or bool(_near(got, want, tolerance).all())
+    if isinstance(want, list | tuple):
+        is_as_long = isinstance(got, list | tuple) and len(got) == len(want)
+        return is_as_long and all(alike(a, b, tolerance) for a, b in zip(got, want, strict=True))
+    if isinstance(want, float) and isinstance(got, float | int):
+        return abs(got - want) <= tolerance * max(1.0, abs(want))
+    return bool(got == want)
+
+
+def _near(got: Tensor, want: Tensor, tolerance: float) -> Tensor:
+    """Which numbers of two tensors of one shape are alike; none where one alone is a mask."""
+    if torch.bool in (got.dtype, want.dtype):
+        return (got == want) & (got.dtype == want.dtype)
+    wanted = want.double()
+    size = max(1.0, float(wanted.nan_to_num(0, 0, 0).abs().max()))
+    near = (got.double() - wanted).abs() <= tolerance * size
+    return near | (got == want) | (got.isnan() & want.isnan())  # inf is near nothing
+
+
+def first_difference(got: Any, want: Any, tolerance: float = 1e-5, place: str = "") -> str:
+    """Where two answers that are not `alike` differ first: a kind, a shape, a length, a number."""
     if isinstance(want, Tensor):
         if not isinstance(got, Tensor):
             return f"{place or 'yours'} is {_kind(got)}, expected {_kind(want)}"
@@ -95,18 +122,18 @@ def first_difference(got: Any, want: Any, alike: Any, place: str = "") -> str:
             return f"{place}shape {list(got.shape)}, expected {list(want.shape)}"
         if (torch.bool in (got.dtype, want.dtype)) and got.dtype != want.dtype:
             return f"{place}dtype {got.dtype}, expected {want.dtype}"
-        for index in torch.cartesian_prod(*map(torch.arange, want.shape)).view(-1, want.dim()):
-            at = tuple(index.tolist())
-            if not alike(got[at], want[at]):
-                mine, right = (_number(x[at].item()) for x in (got, want))
-                return f"{place}{list(at)}: {mine}, expected {right}"
-        return ""
+        differ = (~_near(got, want, tolerance)).nonzero().tolist() if want.numel() else []
+        if not differ:
+            return ""
+        at = tuple(differ[0])
+        mine, right = (_number(x[at].item()) for x in (got, want))
+        return f"{place}{list(at)}: {mine}, expected {right}"
     if isinstance(want, list | tuple):
         if not isinstance(got, list | tuple):
             return f"{place or 'yours'} is {_kind(got)}, expected {_kind(want)}"
         for i, pair in enumerate(zip(got, want, strict=False)):
-            if not alike(*pair):
-                return first_difference(*pair, alike, f"{place}[{i}] ")
+            if not alike(*pair, tolerance):
+                return first_difference(*pair, tolerance, f"{place}[{i}] ")
         if len(got) != len(want):
             return f"{place}{len(got)} items, expected {len(want)}"
     return f"{place.rstrip()}: {_line(got)}, expected {_line(want)}" if place else ""

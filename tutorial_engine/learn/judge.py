@@ -18,9 +18,8 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from tutorial_engine.learn.facts import AsIs, first_difference, told
+from tutorial_engine.learn.facts import AsIs, alike, first_difference, told
 from tutorial_engine.learn.parts import listed, number
 from tutorial_engine.learn.verdict import (
     CannotBe,
@@ -133,17 +132,9 @@ def judge(
         slip = "" if error else _slip_in(answers, cases, theirs, tolerance)
         each = [told(arguments_of(case)) for case in cases]
         at = min(wrong, key=lambda i: (len(each[i]), i))
-        got, want = answers[at], wants[at]
-        facts: dict[str, object] = {"yours": got, "expected": want}
-        if first := first_difference(got, want, partial(alike, tolerance=tolerance)):
-            facts["differs first"] = AsIs(first)
-        if short := _too_short(got, want):
-            facts["but"] = AsIs(short)
-        for words, read_back in also.items():
-            with suppress(Exception):  # there may be nothing to be read from a wrong answer
-                if (found := read_back(got, *deepcopy(cases[at]))) is not None:
-                    facts[words] = AsIs(found) if isinstance(found, str) else found
-        lines = [f"{name} gives another answer for this input:", each[at], told(facts)]
+        lines = [f"{name} gives another answer for this input:", each[at]]
+        facts = _differing(answers[at], wants[at], tolerance)
+        lines.append(told(facts | _read_back(answers[at], cases[at], also)))
         if slip:
             lines.append(f"  For all {len(cases)} inputs your answers are these: {slip}")
         return Verdict(False, "\n".join(lines))
@@ -173,10 +164,29 @@ def _slip_in(answers: Sequence[Any], cases: Sequence[Any], slips: Slips, toleran
     found = []
     for words, slip in slips.items():
         with suppress(Exception):
-            theirs = [slip(case) for case in cases[: len(answers)]]
-            if all(alike(*pair, tolerance) for pair in zip(answers, theirs, strict=True)):
+            if alike(answers, [slip(case) for case in cases], tolerance):
                 found.append(words)
     return found[0] if len(found) == 1 else ""
+
+
+def _differing(got: Any, want: Any, tolerance: float) -> dict[str, object]:
+    """Both answers, and where they differ first."""
+    facts: dict[str, object] = {"yours": got, "expected": want}
+    if first := first_difference(got, want, tolerance):
+        facts["differs first"] = AsIs(first)
+    if short := _too_short(got, want):
+        facts["but"] = AsIs(short)
+    return facts
+
+
+def _read_back(got: Any, case: Any, also: Mapping[str, Function]) -> dict[str, object]:
+    """What can be read from an answer: words → a value."""
+    facts: dict[str, object] = {}
+    for words, read_back in also.items():
+        with suppress(Exception):  # there may be nothing to be read from a wrong answer
+            if (found := read_back(got, *deepcopy(case))) is not None:
+                facts[words] = AsIs(found) if isinstance(found, str) else found
+    return facts
 
 
 def read_number(why: str, kind: Callable[[Any], Any] = number) -> Callable[[Any], Any]:
@@ -233,27 +243,3 @@ def _too_short(got: Any, want: Any) -> str:
     if found is None or not alike(got, want, SHORT[found][0]):
         return ""
     return f"right, but in {found}, which keeps {SHORT[found][1]} digits; compute in float32"
-
-
-def alike(got: Any, want: Any, tolerance: float = 1e-5) -> bool:
-    """Is an answer the wanted one? Numbers may differ by the tolerance, of 1 or of the largest.
-
-    NaN is like NaN alone.
-    """
-    if isinstance(want, Tensor):
-        is_bool = torch.bool in (want.dtype, getattr(got, "dtype", None))
-        if not isinstance(got, Tensor) or got.shape != want.shape or not want.numel():
-            return isinstance(got, Tensor) and got.shape == want.shape
-        if is_bool:
-            return got.dtype == want.dtype and torch.equal(got, want)
-        wanted = want.double()
-        size = max(1.0, float(wanted.nan_to_num(0, 0, 0).abs().max()))
-        near = (got.double() - wanted).abs() <= tolerance * size
-        both_nan = got.isnan() & want.isnan()
-        return bool((near | (got == want) | both_nan).all())  # inf is near nothing
-    if isinstance(want, list | tuple):
-        is_as_long = isinstance(got, list | tuple) and len(got) == len(want)
-        return is_as_long and all(alike(a, b, tolerance) for a, b in zip(got, want, strict=True))
-    if isinstance(want, float) and isinstance(got, float | int):
-        return abs(got - want) <= tolerance * max(1.0, abs(want))
-    return bool(got == want)

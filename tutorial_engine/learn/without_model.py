@@ -14,7 +14,7 @@ from typing import Any
 from IPython.core.getipython import get_ipython
 from IPython.display import display
 
-from tutorial_engine.lab.real import where_it_is
+from tutorial_engine.lab.real import NOT_HERE, where_it_is
 from tutorial_engine.learn.earlier import own_file
 from tutorial_engine.viz.picture import WIDGET_VIEW
 
@@ -41,7 +41,7 @@ def the_real_model(notebook: str) -> Path | None:
             return folder
     shell: Any = get_ipython()
     if not hasattr(shell, "get_parent"):  # plain Python, or a terminal
-        raise ValueError("the real model is not here: `make real` brings it (93 MB)")
+        raise ValueError(NOT_HERE)
     path = str(Path(notebook).resolve())
     _leave_out_later_cells(shell, path)
     _leave_out_the_rest(shell)

@@ -44,9 +44,9 @@ class ChatBox:
         self._show(question, "…")
         try:
             self.conversation.say(question, lambda text: self._show(question, text))
-        except ValueError as error:  # a prompt that has no room
+        except Exception as error:  # no room for the prompt; or what runs in the engine raised
             self.line.value = question
-            self._show("", "", str(error))
+            self._show("", "", f"{type(error).__name__}: {error}")
         else:
             self._show("", "")
         finally:
