@@ -336,8 +336,8 @@ for text in DONORS if predictions.reveal("pizza", truth) else ():
     print(f"{text:22} {token_label(tokenizer, int(probs.argmax()))} {float(probs.max()):.2f}")
 
 # %% [markdown]
-# With the numbers of pizza, the capital of France is Rome. The last text names no place, and its numbers make the model
-# unsure: so it is not enough that they are other numbers. Do they say "Rome"? We put them into another sentence, one that asks
+# With the numbers of pizza, the capital of France is Rome. The last text has nothing to do with a country, and with its numbers the
+# model is unsure. (Other such texts leave Paris.) So it is not enough that they are other numbers. Do those of pizza say "Rome"? We put them into another sentence, one that asks
 # for a language:
 
 # %%
@@ -356,18 +356,37 @@ memory = mine.parts("replace_head", memory, donor, layer, [3], 1)
 print("with numbers of pizza:", best(memory, LANGUAGE))
 
 # %% [markdown]
-# So they do not say "Rome", and not "capital". They say something like *Italian*. The layers after this one make of it what the text
-# asks for: a city, or a language.
+# In this sentence they make the answer a language, and not a city. So they seem to say something like *Italian*, and
+# the layers after this one make of it what the text asks for. Can we see this in the numbers themselves?
 
 # %% [markdown]
 # **Who reads them?** Below is *query* head 4 of this layer, for the last token, "·of". It is one of the three that read K/V head 1,
-# and gives most of its attention to "·France". (The other two look mostly at "The"; section 3 comes to that.)
+# and gives most of its attention to "·France". (The other two look more at "The" than at "France"; section 3 comes to that.)
 # The tokens "is", "the" and "city" look at France, too: they read the same numbers, and pass on some of it.
 
 # %% tags=["figure-reads"]
 from tutorial_engine.viz import AttentionExplorer
 
 AttentionExplorer(model, tokenizer, FRANCE, layer=layer, head=4)
+
+# %% [markdown]
+# **What does this head make of them?** It multiplies the 64 numbers by its own 64 columns of `o_proj`, and the result is added to
+# the hidden state, 576 numbers. Every token of the vocabulary has an embedding of 576 numbers, too. In this model the last layer
+# compares the hidden state with them to choose the next token. So we can ask: which embeddings fit best to what this head adds?
+
+# %%
+columns = slice(4 * c.head_dim, 5 * c.head_dim)  # of query head 4
+o_proj = model.model.layers[layer].self_attn.o_proj.weight[:, columns]  # [576, 64]
+embeddings = model.model.embed_tokens.weight  # [49152, 576]
+for text in ["The capital of France", "The capital of Italy", *DONORS]:
+    v = mine.memory(text, 4)[layer][1][3, 1]  # the 64 numbers
+    nearest = (embeddings @ (o_proj @ v)).topk(3).indices
+    print(f"{text:22}", *(token_label(tokenizer, int(i)) for i in nearest))
+
+# %% [markdown]
+# The numbers of "pizza" say *Italian*, those of "sushi" say *Japanese*, and those of "same" give nonsense. Nobody told the
+# model to write this into its cache: it has learned it. (The method is called *logit lens*. It is a rough one: it leaves out the last
+# norm and all that later layers do. Head 3 of this layer reads the same numbers, and gives nonsense for all of these texts.)
 
 # %% [markdown]
 # **Is it only France and Italy?** One pair proves little. The next cells take 60 random pairs of 37 countries. In each they
@@ -423,8 +442,8 @@ for name in flipped if predictions.reveal("control", truth) else ():
     print(f"V of {name:24} flips {flipped[name]:2} of 60, {kept[name]:2} stay")
 
 # %% [markdown]
-# So this was not luck. In sentences of this kind, what the model knows of the country goes through layer 23. (Where an answer neither
-# flips nor stays, it is a third one.) And it is not only capitals:
+# So this was not luck. In sentences of this kind, what tells one country from another passes, from its slot, through V of layer 23.
+# (Where an answer neither flips nor stays, it is a third one.) And it is not only capitals:
 
 # %% jupyter={"source_hidden": true}
 OTHERS = [
@@ -458,8 +477,9 @@ for heads, name in ((slice(None), "all three heads, 192 numbers"), (1, "head 1 a
 
 # %% [markdown]
 # Without the 192 numbers the model still knows that a city must come, but not which one. Without the 64 of head 1, Paris is still the
-# likeliest. So the 64 numbers are *enough* to change the answer, but other numbers carry France, too. Erasing shows that something is
-# missing. Only replacing shows *what* passes there.
+# likeliest. So the 64 numbers are *enough* to change the answer, but other numbers carry France, too. In training no V was
+# ever zero, so what a model does with zeros says less about it. Erasing shows that something is missing. Replacing shows what passes
+# there.
 
 # %% [markdown]
 # **Your own sentence.** Write two texts that have the same number of tokens and end in the same word. Choose what is
@@ -534,7 +554,8 @@ print("asked of Italy itself:", mine.generate(question("Italy")).checker.text)
 # %% [markdown]
 # **What this shows, and what not.**
 #
-# - **Where the 64 numbers come from:** layers 0 to 23 computed them when the word was read, from this token and those before it.
+# - **Where the 64 numbers come from:** layers 0 to 22 and the V projection of layer 23 computed them when the word was read,
+#   from this token and those before it.
 # - **What they say:** something like "Italian". They *carry* it to the tokens that come later. The fact is *not stored* in them.
 # - **Who makes a city of it:** the layers that come after. The knowledge is in the weights, before this place and behind it.
 # - **How far this goes:** it is one small model, and sentences of a few kinds. In a third of the 60 pairs, and in the chat, the 64 numbers alone
@@ -546,7 +567,7 @@ print("asked of Italy itself:", mine.generate(question("Italy")).checker.text)
 # - [Meng et al. 2022](https://arxiv.org/abs/2202.05262) traced facts in a similar way in GPT-2 XL and GPT-J. (Their method to change a
 #   fact in the weights is called ROME.) MLPs of the middle layers add what is known about a subject, at the last token of its name.
 # - [Geva et al. 2023](https://arxiv.org/abs/2304.14767) found attention heads of later layers that take the answer from there to the
-#   last token. Ours is such a place, seen in the cache.
+#   last token. Our head is related. It brings rather the country than the answer.
 # - [Heimersheim and Nanda 2024](https://arxiv.org/abs/2404.15255) tell how such experiments are read, and how they are understood wrongly.
 
 # %% [markdown]
@@ -617,14 +638,16 @@ first_slot_picture(*first_slot(model, water_ids))
 
 # %% [markdown]
 # The shares of a softmax always sum to 1. A head that finds nothing must still put its attention somewhere. It has learned to put
-# it on slot 0, which every token sees, and whose V is short, so that it adds nearly nothing. (Layers 0 to 2, 10 and 11 are exceptions: hardly any attention goes to it there, and its V is not short.) If slot 0 is gone, this attention
+# it on slot 0, which every token sees, and whose V is short, so that it adds little. If slot 0 is gone, this attention
 # falls on slots with long values, which probably disturbs all layers.
-# [Xiao et al. 2023](https://arxiv.org/abs/2309.17453) call it an *attention sink*.
+# [Xiao et al. 2023](https://arxiv.org/abs/2309.17453) call it an *attention sink*. (Layers 0 to 2, 10 and 11 are exceptions: hardly any
+# attention goes to slot 0 there, and its V is not short.)
 
 # %% [markdown]
 # So a cache that drops old tokens keeps the first ones: llama.cpp has `--keep` for its context shift (notebook 04: the oldest
-# tokens go when the cells are full), and StreamingLLM keeps four. OpenAI's gpt-oss adds one more learned number below
-# the fraction of each softmax. It takes the attention that is left over, so no slot has to.
+# tokens go when the cells are full), and StreamingLLM keeps four. Both also give the tokens that stay new positions; here they keep
+# theirs. OpenAI's gpt-oss adds one learned term for each head to the sum in the denominator of the softmax. It takes the
+# attention that is left over, so no slot has to.
 
 # %% [markdown]
 # ### Exercise 3: what stays? (5 minutes)
@@ -816,7 +839,8 @@ print(
 
 # %% [markdown]
 # All eight are admitted in one step. The first one runs the system prompt, and the other seven find its blocks in
-# the same step, as in notebook 05.
+# the same step, as in notebook 05. Sharing saves blocks and the prompts' work. That eight together are faster than one after the other
+# comes mostly from batching (notebook 03): one pass over the weights serves all.
 #
 # **Talk to it.** Write a line and press Enter. Your parts answer, five to ten tokens a second. Below each answer you see what
 # was found. (*Interrupt the kernel* ends an answer.) It is a very small model: it knows many things, and believes others that are
