@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from tutorial_engine.learn import own
-from tutorial_engine.learn.facts import AsIs, alike
+from tutorial_engine.learn.facts import COLUMNS, AsIs, alike
 from tutorial_engine.learn.judge import CODE, Slips, judge, read_number, slips_of
 from tutorial_engine.learn.own import Attend, LayerWeights, rms_norm
 from tutorial_engine.learn.parts import number, whole
@@ -50,8 +50,8 @@ def _written_out(one: Tensor) -> object:
 
 
 def _row_there(one: Any, got: Tensor, want: Tensor) -> Tensor | None:
-    """The row of `one` where two tensors of one shape differ first; along the last axis."""
-    if got.shape != want.shape:
+    """The row of `one` where two tensors of one shape differ first; of small ones all is shown."""
+    if got.shape != want.shape or got.numel() <= COLUMNS:
         return None
     rows = zip(got.flatten(0, -2), want.flatten(0, -2), strict=True)
     return one.flatten(0, -2)[next(i for i, pair in enumerate(rows) if not alike(*pair))]

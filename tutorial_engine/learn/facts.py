@@ -55,7 +55,7 @@ def shown(value: object) -> list[str]:
             cells = [[_number(x) for x in row] for row in value.tolist()]
             wide = max(len(cell) for row in cells for cell in row)
             return [" ".join(f"{cell:>{wide}}" for cell in row) for row in cells]
-        if value.dim() < 2 and value.numel() <= COLUMNS:
+        if value.dim() != 2 and value.numel() <= COLUMNS:
             return [_line(value.tolist())]
         return [f"a tensor {list(value.shape)}"]
     return [_line(value)]
@@ -83,7 +83,7 @@ def _written(value: object) -> str:
 
 
 def _number(value: object) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    return f"{value + 0.0:.4g}" if isinstance(value, float) else str(value)  # no -0
 
 
 def alike(got: Any, want: Any, tolerance: float = 1e-5) -> bool:
