@@ -5,35 +5,20 @@ import io
 import re
 import unicodedata
 import xml.etree.ElementTree as ET
-from collections.abc import Callable, Iterable
 from pathlib import Path
-from string import ascii_letters
-from typing import Any
 
 import pytest
-from explorers import MAKE, PROMPT, turn
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from inputs import recorded_softmax
 from PIL import Image
 from tokenizers import Tokenizer, models
 from traces import SVG, check_phone, check_words
 
-from tutorial_engine import viz
-from tutorial_engine.lab.vllm import recorded_run
-from tutorial_engine.model.checkpoint import load_model, load_tokenizer
 from tutorial_engine.viz import flow, words
 from tutorial_engine.viz import scene as scene_module
 from tutorial_engine.viz.block_facts import blocks_said
-from tutorial_engine.viz.cache_explorer import CacheExplorer
-from tutorial_engine.viz.explorer import Explorer
-from tutorial_engine.viz.jukebox_view import Take, jukebox_frames
-from tutorial_engine.viz.leak_view import Held, Leak
 from tutorial_engine.viz.parts import Sheet
-from tutorial_engine.viz.picture import Picture
-from tutorial_engine.viz.player import Frame
 from tutorial_engine.viz.scene import HATCHED, Scene
-from tutorial_engine.viz.softmax_view import RecordedSoftmax, softmax_frames
 from tutorial_engine.viz.style import INK, PAPER
 from tutorial_engine.viz.tokens import (
     SPACE,
@@ -236,94 +221,7 @@ def test_pieces_lie_over_no_others_and_a_phone_sees_each_whole(
     check_phone([sheet])
 
 
-# -- words: with another table of templates no English one is left ---------------------------------
-
-
-GREEK = str.maketrans(ascii_letters, "αβγδεζηθικλμνξοπρςστυφχψωϊΑΒΓΔΕΖΗΘΙΚΛΜΝΞΟΠΡΣΤΥΦΧΨΩΪΫ")
-ROOM = {"overlap", "radix"}  # whose places are typed: for words a third longer
-UNITS = {"KiB"}  # of numbers
-NUMBERS = {i: str(i) for i in range(40)}
-THERE = tuple(tuple(Held(who, i, str(i)) for i in range(4)) for who in (0, 1))
-LEAK = Leak(
-    *(("A", "B", "C"), ("1", "2", "1"), ("3", "4", "5"), (0,)),
-    held=((THERE[0],), ((*THERE[1][:3], THERE[0][3]),)),
-    wanted=(("0", "1", "2", "9"),),
-)
-TAKES = [Take("4", "5", 7.25, 0.125), Take("6", "7", 21.5, 9.0)]
-
-
-class Invented(dict[str, str]):
-    """A table with every template in it: its words in Greek letters; `longer`: by a third."""
-
-    def __init__(self, longer: bool = False) -> None:
-        self.longer = longer
-
-    def get(self, template: str, english: Any = None) -> str:
-        parts = re.split(r"(\{.*?\})", template)  # every other one is a field
-        parts[::2] = [self._other(part) for part in parts[::2]]
-        return "".join(parts)
-
-    def _other(self, said: str) -> str:
-        more = re.sub("([a-z])([a-z]{2})", r"\1\2\1", said) if self.longer else said
-        return more.translate(GREEK)
-
-
-def in_numbers(name: str) -> Explorer:
-    made = MAKE[name](load_model(), load_tokenizer(), PROMPT)
-    if isinstance(made, CacheExplorer):
-        turn(made, chunk=6)
-        made.run.labels = {token: f"·{token}" for token in made.run.labels}  # not English
-    return made
-
-
-def softmax() -> RecordedSoftmax:
-    run = recorded_softmax()
-    return run._replace(labels=tuple(map(str, range(len(run.labels)))))
-
-
-def steps_of(made: Explorer) -> list[Frame]:
-    steps = {0, 1, 2, made.num_steps - 1}
-    return [Frame(made.scene(step), made.caption(step)) for step in steps]
-
-
-TRANSLATED: dict[str, Callable[[], list[Frame] | Picture]] = {
-    "rope": lambda: steps_of(in_numbers("rope")),
-    "cache": lambda: steps_of(in_numbers("cache")),
-    "queue": lambda: viz.queue_picture(recorded_run("long_prompt"), [13, 19]),
-    "jukebox": lambda: jukebox_frames("1, 2.", "3", TAKES),
-    "overlap": lambda: viz.overlap_picture(3, 7, 4),
-    "radix": lambda: viz.radix_tree([[*range(9)], [*range(7), 30], [*range(7), 31]], NUMBERS, 4),
-    "leak": lambda: viz.leak_picture(LEAK),
-    "softmax": lambda: viz.running_softmax_picture(softmax()),
-    "softmax steps": lambda: softmax_frames(softmax()),
-}
-
-
-def english(said: Iterable[str]) -> set[str]:
-    """Words of more than one Latin letter; names of knobs in quotes and of files are none."""
-    text = " ".join(re.sub(r"'\w+'|[\w-]+\.html", "", one) for one in said)
-    return set(re.findall("[A-Za-z]{2,}", text)) - UNITS
-
-
-def said_by(name: str) -> tuple[list[Scene | Picture], list[str]]:
-    """What is seen, and what it says: words, tips, hints, captions."""
-    view = TRANSLATED[name]()
-    pairs = [(view, view.caption)] if isinstance(view, Picture) else view
-    svgs = [one.svg if isinstance(one, Picture) else one.svg() for one, _ in pairs]
-    said = [e.text or "" for svg in svgs for e in ET.fromstring(svg).iter(f"{SVG}text")]
-    return [one for one, _ in pairs], said + [caption for _, caption in pairs]
-
-
-@pytest.mark.parametrize("name", TRANSLATED)
-def test_no_english_word_is_left_in_a_picture(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nor do words that are longer by a third lie over others."""
-    monkeypatch.setattr(Scene, "png", lambda *_: b"")
-    assert len(english(said_by(name)[1])) > 20, "the trap is armed"
-    monkeypatch.setattr(words, "TABLE", Invented(longer=name in ROOM))
-    shown, said = said_by(name)
-    assert not english(said)
-    for one in shown if name in ROOM else ():
-        check_words(one)
+# -- words ----------------------------------------------------------------------------------------
 
 
 def test_counts_and_lists_are_said_as_people_do() -> None:

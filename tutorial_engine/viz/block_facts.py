@@ -13,7 +13,7 @@ from tutorial_engine.trace import events
 from tutorial_engine.trace.events import EngineState, Trace
 from tutorial_engine.trace.history import Replay, Step, history
 from tutorial_engine.viz.tokens import cut_label
-from tutorial_engine.viz.words import counted, listed, say, verb
+from tutorial_engine.viz.words import counted, listed, verb
 
 DIGITS = 4  # of a hash, in a picture
 KINDS = {  # of a slot that a request has -> in tips
@@ -457,9 +457,9 @@ def blocks_said(blocks: Iterable[int]) -> str:
             runs.append([block])
     numbers = []
     for r in runs:
-        long = [say("{first} to {last}", first=r[0], last=r[-1])]
+        long = [f"{r[0]} to {r[-1]}"]
         numbers += long if len(r) > 3 else [str(block) for block in r]
     if not numbers:
-        return say("no block")
+        return "no block"
     many = sum(map(len, runs)) > 1
-    return say("blocks {numbers}" if many else "block {numbers}", numbers=listed(numbers))
+    return f"{'blocks' if many else 'block'} {listed(numbers)}"

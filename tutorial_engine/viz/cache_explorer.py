@@ -16,7 +16,7 @@ from tutorial_engine.viz.parts import BOLD, FAINT, GREY, MARGIN, WIDTH, Sheet
 from tutorial_engine.viz.request_look import cut_to, look, text_width
 from tutorial_engine.viz.scene import Scene
 from tutorial_engine.viz.style import BLUE, RED
-from tutorial_engine.viz.words import percent, say, tokens
+from tutorial_engine.viz.words import percent, tokens
 
 MAX_ROWS, MAX_SLOTS = 3, 24  # rows, and slots in each; more would not be readable
 
@@ -39,15 +39,15 @@ class CacheExplorer(Explorer):
         at_least_one("new_tokens", new_tokens)
         if isinstance(prompts, str) or not 1 <= len(prompts) <= MAX_ROWS:
             wanted = "give a list of 1 to {most} prompts, got {prompts!r}"
-            raise ValueError(say(wanted, most=MAX_ROWS, prompts=prompts))
+            raise ValueError(wanted.format(most=MAX_ROWS, prompts=prompts))
         self.model, self.tokenizer, self.new_tokens = model, tokenizer, new_tokens
         self.num_rows = len(prompts)
         self.ran: tuple[list[str], int] | None = None
         knobs = {
-            name: text(say("prompt {name}", name=name), prompt, "310px")
+            name: text(f"prompt {name}", prompt, "310px")
             for name, prompt in zip(NAMES, prompts, strict=False)
         }
-        super().__init__(knobs | {"chunk": number(say("prefill chunk"), 0, 0, MAX_SLOTS)})
+        super().__init__(knobs | {"chunk": number("prefill chunk", 0, 0, MAX_SLOTS)})
 
     def rerun(self) -> int:
         """Run the engine when a prompt or the chunk changed. Step 0 is the empty cache."""
@@ -66,25 +66,25 @@ class CacheExplorer(Explorer):
     def scene(self, step: int) -> Scene:
         """The rows of slots on top, then what runs, then the account."""
         run, forward = self.run, self.run.steps[step - 1] if step else None
-        now = say("nothing has run yet")
+        now = "nothing has run yet"
         if forward:
-            kind, ran = say(forward.kind), tokens(forward.num_tokens)
-            now = say("{kind}: {tokens} in this forward", kind=kind, tokens=ran)
+            kind, ran = forward.kind, tokens(forward.num_tokens)
+            now = f"{kind}: {ran} in this forward"
         sheet = Sheet(WIDTH, 0)
-        sheet.heading(say("step {step} of {last} · {now}", step=step, last=len(run.steps), now=now))
+        sheet.heading(f"step {step} of {len(run.steps)} · {now}")
         what = "a cell is a slot: K and V of one token in all layers, {each:,} bytes"
-        what = say(what, each=run.spec.bytes_per_token)
+        what = what.format(each=run.spec.bytes_per_token)
         sheet.note("what", MARGIN, 44, what, 12)
         sheet.keys.append((MARGIN - 2, 30, text_width(what, 12) + 10, 20))
         marks = {
-            say("written in this step"): sheet.sample("written", GREY),
-            say("in the cache"): sheet.sample("cached", GREY),
-            say("reserved, not used"): sheet.sample("reserved"),
+            "written in this step": sheet.sample("written", GREY),
+            "in the cache": sheet.sample("cached", GREY),
+            "reserved, not used": sheet.sample("reserved"),
         }
         sheet.legend(560, 44, marks)
-        slot = say("slot = row · {row_len} + position", row_len=run.row_len)
-        heads = ["", say("runs tokens"), say("at position"), slot]
-        heads += [say("each reads slots"), say("likeliest next token")]
+        slot = f"slot = row · {run.row_len} + position"
+        heads = ["", "runs tokens", "at position", slot]
+        heads += ["each reads slots", "likeliest next token"]
         asked: list[list[Piece | str]] = [[words(head, **BOLD) for head in heads]]
         asked += [[who(NAMES[i], look(i)), *self._asked(step, i)] for i in range(run.num_rows)]
         rows = table([self._row(step, i) for i in range(run.num_rows)], 3, 14)
@@ -94,15 +94,15 @@ class CacheExplorer(Explorer):
             self._account(step),
             gap=26,
         )
-        return show(sheet, body, 66, say("hover over a slot or a bar to read what it holds"))
+        return show(sheet, body, 66, "hover over a slot or a bar to read what it holds")
 
     def _row(self, step: int, of: int) -> list[Piece]:
         """A row: tokens in their slots, positions above them, the slots' numbers below."""
         run, name, one = self.run, NAMES[of], look(of)
         lead = column(
-            words(say("position"), 11, **FAINT),
-            row(who(name, one), words(say("row {row}", row=of), 11, **FAINT)),
-            words(say("slot"), 11, **BOLD),
+            words("position", 11, **FAINT),
+            row(who(name, one), words(f"row {of}", 11, **FAINT)),
+            words("slot", 11, **BOLD),
             gap=8,
             across=1,
         )
@@ -113,19 +113,14 @@ class CacheExplorer(Explorer):
             stored = run.stored.get(slot)
             if stored is None or stored.step > step:
                 state, label = "reserved", ""
-                tip = say("slot {slot}: reserved for {name}, not written yet", slot=slot, name=name)
+                tip = f"slot {slot}: reserved for {name}, not written yet"
             else:
                 state = "written" if stored.step == step else "cached"
                 label = run.labels[stored.token]
-                tip = say(
-                    "slot {slot}: K and V of “{label}” of {name}, at position {position}, "
-                    "written in step {step} ({kind})",
-                    slot=slot,
-                    label=label,
-                    name=name,
-                    position=stored.position,
-                    step=stored.step,
-                    kind=say(run.steps[stored.step - 1].kind),
+                tip = (
+                    f"slot {slot}: K and V of “{label}” of {name}, at position "
+                    f"{stored.position}, written in step {stored.step} "
+                    f"({run.steps[stored.step - 1].kind})"
                 )
             box = cell(wide, 28, state, one, label, tip).named(f"slot{slot}")
             above, below = (
@@ -144,20 +139,20 @@ class CacheExplorer(Explorer):
         (first, count), at = part.reads, part.positions
         label = cut_to(run.labels[part.ids[-1]], 70, 12.5, keep=True)
         said = run.sum_of(of, at[-1])
-        reads = say("{first} to {last}", first=first, last=first + count - 1)
+        reads = f"{first} to {first + count - 1}"
         runs, where = f"1, “{label}”", f"{at[0]}"
         if len(at) > 1:
-            runs = say("{count}, last “{label}”", count=len(at), label=label)
-            where = say("{first} to {last}", first=at[0], last=at[-1])
-            said, reads = say("last: {sum}", sum=said), say("{first} to its own", first=first)
+            runs = f"{len(at)}, last “{label}”"
+            where = f"{at[0]} to {at[-1]}"
+            said, reads = f"last: {said}", f"{first} to its own"
         reads = reads if count > 1 else f"{first}"
         shown: list[Piece | str] = [runs, where, words(said, 12.5, **BOLD), reads]
         best = forward.best.get(of)
         if not best:
-            return [*shown, words(say("not asked for: more of the prompt follows"), 11, **FAINT)]
+            return [*shown, words("not asked for: more of the prompt follows", 11, **FAINT)]
         token, p = best[0]
         likely = " · ".join(f"{run.labels[t]} {percent(q)}" for t, q in best)
-        tip = say("next: {tokens}", tokens=likely)
+        tip = f"next: {likely}"
         next_token = f"{percent(p)} “{cut_to(run.labels[token], 90, 12, keep=True)}”"
         return [*shown, row(bar(p, 110, BLUE, tip), words(next_token))]
 
@@ -166,20 +161,20 @@ class CacheExplorer(Explorer):
         if step == 0:
             count = len(self.tokenizer.encode(self.value(NAMES[of])).ids)
             wait = "{tokens} of the prompt waits" if count == 1 else "{tokens} of the prompt wait"
-            return say(wait, tokens=tokens(count))
+            return wait.format(tokens=tokens(count))
         if self.run.steps[step - 1].kind == "decode":
-            return say("has ended: the model chose its end-of-text token")
-        return say("waits: its prompt is in the cache, and others still run theirs")
+            return "has ended: the model chose its end-of-text token"
+        return "waits: its prompt is in the cache, and others still run theirs"
 
     def _account(self, step: int) -> Piece:
         """Work and memory so far, as bars: tokens run with and without a cache, bytes in use."""
         run, kib = self.run, self.run.spec.bytes_per_token / 1024
         (used, again), (_, most) = run.tokens_run(step), run.tokens_run(len(run.steps))
         facts = (
-            (say("tokens run"), used / most, BLUE, f"{used}"),
-            (say("without a cache"), again / most, RED, f"{again}"),
-            (say("cache in use"), used / run.num_slots, BLUE, f"{used * kib:.0f} KiB"),
-            (say("cache reserved"), 1.0, "", f"{run.num_slots * kib:.0f} KiB"),
+            ("tokens run", used / most, BLUE, f"{used}"),
+            ("without a cache", again / most, RED, f"{again}"),
+            ("cache in use", used / run.num_slots, BLUE, f"{used * kib:.0f} KiB"),
+            ("cache reserved", 1.0, "", f"{run.num_slots * kib:.0f} KiB"),
         )
         lines = []
         for i, (name, part, ink, said) in enumerate(facts):
@@ -187,4 +182,4 @@ class CacheExplorer(Explorer):
             told = words(said, 11.5).named(f"sum{i}.n")
             lines.append([words(name, 11, **FAINT), row(shown, told)])
         left, right = (table(lines[i : i + 2], 8, 4, (92, 290), across=[1]) for i in (0, 2))
-        return row(panel(say("so far"), left), panel("", right), gap=100, align=1)
+        return row(panel("so far", left), panel("", right), gap=100, align=1)

@@ -18,7 +18,7 @@ from tutorial_engine.engine.runner import decode, prefill
 from tutorial_engine.model.batch import Batch
 from tutorial_engine.model.decoder import CausalLM
 from tutorial_engine.viz.tokens import token_names
-from tutorial_engine.viz.words import counted, listed, say, tokens
+from tutorial_engine.viz.words import counted, listed, tokens
 
 BEST = 6  # tokens of the next-token distribution that are kept
 NAMES = "ABCDEF"
@@ -183,46 +183,41 @@ class CacheRun:
 
     def caption(self, step: int) -> str:
         """What ran, where the newest tokens were written, and what is in use."""
-        start = say("Step {step} of {last}", step=step, last=len(self.steps))
+        start = f"Step {step} of {len(self.steps)}"
         if not step:
             rows, layers = counted(self.num_rows, "row"), self.spec.num_layers
-            rows = say("{rows} of {row_len} slots", rows=rows, row_len=self.row_len)
+            rows = f"{rows} of {self.row_len} slots"
             size = self.num_slots * self.spec.bytes_per_token / 1024
             prefills = [s for s in self.steps if s.kind == "prefill"]
             waits = [
                 sum(len(s.parts[row].ids) for s in prefills if row in s.parts)
                 for row in range(self.num_rows)
             ]
-            prompts = say("prompts of {numbers} tokens", numbers=listed(map(str, waits)))
+            prompts = f"prompts of {listed(map(str, waits))} tokens"
             if len(waits) == 1:
-                prompts = say("a prompt of {tokens}", tokens=tokens(*waits))
+                prompts = f"a prompt of {tokens(*waits)}"
             reserved = (
                 "{start}: each of {layers} layers reserves {rows}, {size:.0f} KiB, and no slot is "
                 "used; still to run: {prompts}."
             )
-            return say(reserved, start=start, rows=rows, layers=layers, size=size, prompts=prompts)
+            return reserved.format(
+                start=start, rows=rows, layers=layers, size=size, prompts=prompts
+            )
         now = self.steps[step - 1]
         row, part = list(now.parts.items())[-1]  # where slot and position differ most
         many, counts = tokens(now.num_tokens), {NAMES[r]: len(p.ids) for r, p in now.parts.items()}
-        shares = [say("{count} of {name}", count=count, name=r) for r, count in counts.items()]
-        ran = say("{tokens} ({shares})", tokens=many, shares=listed(shares))
+        shares = [f"{count} of {r}" for r, count in counts.items()]
+        ran = f"{many} ({listed(shares)})"
         if now.kind == "decode":
-            ran = say("{tokens} (1 each of {names})", tokens=many, names=listed(counts))
+            ran = f"{many} (1 each of {listed(counts)})"
         if len(shares) == 1:
-            ran = say("{tokens} of {name}", tokens=many, name=NAMES[row])
+            ran = f"{many} of {NAMES[row]}"
         run = "{ran} runs in one forward" if now.num_tokens == 1 else "{ran} run in one forward"
-        return say(
-            "{start}, {kind}: {ran}; “{label}” of {name} has position {position} and is written "
-            "to slot {sum}, in every layer; {used} of {slots} slots are used.",
-            start=start,
-            kind=say(now.kind),
-            ran=say(run, ran=ran),
-            label=self.labels[part.ids[-1]],
-            name=NAMES[row],
-            position=part.positions[-1],
-            sum=self.sum_of(row, part.positions[-1]),
-            used=self.used(step),
-            slots=self.num_slots,
+        return (
+            f"{start}, {now.kind}: {run.format(ran=ran)}; “{self.labels[part.ids[-1]]}” of "
+            f"{NAMES[row]} has position {part.positions[-1]} and is written to slot "
+            f"{self.sum_of(row, part.positions[-1])}, in every layer; {self.used(step)} of "
+            f"{self.num_slots} slots are used."
         )
 
 
@@ -243,7 +238,7 @@ def record_run(
     for name, ids in zip(NAMES, encoded, strict=False):
         if not ids:
             empty = "The prompt of {name} is empty: type at least one character."
-            raise ValueError(say(empty, name=name))
+            raise ValueError(empty.format(name=name))
         need = len(ids) + new_tokens
         if need > room:
             large = (
@@ -251,7 +246,7 @@ def record_run(
                 "the picture holds {room} slots. Shorten it."
             )
             fields = {"tokens": tokens(len(ids)), "new": new_tokens, "need": need, "room": room}
-            raise ValueError(say(large, name=name, **fields))
+            raise ValueError(large.format(name=name, **fields))
     need = max(map(len, encoded)) + new_tokens
     row_len = min(-(-need // 4) * 4, room)
     steps = record_steps(model, encoded, new_tokens, chunk, row_len)

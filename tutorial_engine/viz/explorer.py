@@ -16,7 +16,6 @@ from tutorial_engine.viz.picture import WIDGET_VIEW, Picture, bundle
 from tutorial_engine.viz.player import Frame, save_player
 from tutorial_engine.viz.scene import Scene
 from tutorial_engine.viz.tokens import escape
-from tutorial_engine.viz.words import say
 
 # In JupyterLab the picture becomes smaller where it and its controls are taller than the notebook's
 # view: who moves the slider sees all of it. 128 pixels of the window are JupyterLab's own.
@@ -55,7 +54,7 @@ class Explorer:
             widgets.HTML(layout=widgets.Layout(margin="0")) for _ in range(3)
         )
         self.slider = widgets.IntSlider(
-            description=say(self.step_name),
+            description=self.step_name,
             min=0,
             max=0,
             continuous_update=True,
@@ -63,13 +62,13 @@ class Explorer:
         )
         self.play = widgets.Play(min=0, max=0, interval=600)
         widgets.jslink((self.play, "value"), (self.slider, "value"))
-        self.back = button("◀", say("one step back"), lambda: self._go(-1), "44px")
-        self.forward = button("▶", say("one step on"), lambda: self._go(1), "44px")
-        writes = say("writes {file}", file=self.page)
-        page = button(say("save as a page"), writes, self._save_page)
+        self.back = button("◀", "one step back", lambda: self._go(-1), "44px")
+        self.forward = button("▶", "one step on", lambda: self._go(1), "44px")
+        writes = f"writes {self.page}"
+        page = button("save as a page", writes, self._save_page)
         together = widgets.VBox(
             [
-                widgets.HTML(f"<b>{escape(say(self.title))}</b>"),
+                widgets.HTML(f"<b>{escape(self.title)}</b>"),
                 row([*parameters.values(), *([row(self.buttons.values())] if buttons else [])]),
                 *([panel] if panel else []),
                 widgets.HBox([self.play, self.back, self.forward, self.slider, page]),
@@ -125,7 +124,7 @@ class Explorer:
         unknown = values.keys() - self.parameters.keys()
         if unknown:
             names, has = sorted(unknown), sorted(self.parameters)
-            raise ValueError(say("no knob {names}; this explorer has {has}", names=names, has=has))
+            raise ValueError(f"no knob {names}; this explorer has {has}")
         before, step_before = {name: self.parameters[name].value for name in values}, self.step
         try:
             for name, value in values.items():
@@ -133,13 +132,13 @@ class Explorer:
                 taken = self.parameters[name].value
                 if taken != value:
                     nearest = "{name} cannot be {value!r}; the nearest is {taken!r}"
-                    raise ValueError(say(nearest, name=name, value=value, taken=taken))
+                    raise ValueError(nearest.format(name=name, value=value, taken=taken))
             if values and self.error:
                 raise ValueError(self.error)
             if step is not None:
                 if not 0 <= step < self.num_steps:
                     end = self.num_steps - 1
-                    raise ValueError(say("step {step} is outside 0 .. {end}", step=step, end=end))
+                    raise ValueError(f"step {step} is outside 0 .. {end}")
                 self.slider.value = step
         except ValueError:
             for name, value in before.items():  # as if nothing had been asked
@@ -158,7 +157,7 @@ class Explorer:
         ValueError for a folder that is not there.
         """
         frames = [Frame(self.scene(step), self.caption(step)) for step in range(self.num_steps)]
-        title, step_name = say(self.title), say(self.step_name)
+        title, step_name = self.title, self.step_name
         return save_player([frames], path, title, step_name=step_name, start=self.step)
 
     @property
@@ -168,9 +167,9 @@ class Explorer:
 
     def _save_page(self) -> None:
         path = self.player(self.page)
-        said = say(
-            "Saved as {file}, beside the notebook. It opens in any browser, without this notebook.",
-            file=f"<b>{escape(path.name)}</b>",
+        name = f"<b>{escape(path.name)}</b>"
+        said = (
+            f"Saved as {name}, beside the notebook. It opens in any browser, without this notebook."
         )
         self._message_html.value = f'<div role="status">{said}</div>'
 
@@ -199,7 +198,7 @@ class Explorer:
         except ValueError as error:
             self.error = str(error)
             why = self.error if self.error.endswith((".", "!", "?")) else f"{self.error}."
-            said = escape(say("{why} The picture below is the one before.", why=why))
+            said = escape(f"{why} The picture below is the one before.")
             self._message_html.value = (
                 f'<div class="te-error" role="alert" style="color:#D55E00">{said}</div>'
             )
@@ -252,7 +251,7 @@ def number(name: str, value: int, least: int, most: int, width: str = "150px") -
     """A whole number from `least` to `most`. ValueError for a first value outside."""
     if not least <= value <= most:
         bounds = "{name} must be from {least} to {most}, got {value}"
-        raise ValueError(say(bounds, name=name, least=least, most=most, value=value))
+        raise ValueError(bounds.format(name=name, least=least, most=most, value=value))
     return _laid(widgets.BoundedIntText(value, min=least, max=most, description=name), width)
 
 
@@ -283,7 +282,7 @@ def choice(name: str, options: Sequence[str], value: str, width: str = "240px") 
     """One of several words. ValueError for a first value that is not among them."""
     if value not in options:
         one_of = "{name} must be one of {options}, got {value!r}"
-        raise ValueError(say(one_of, name=name, options=", ".join(options), value=value))
+        raise ValueError(one_of.format(name=name, options=", ".join(options), value=value))
     return _laid(widgets.Dropdown(options=list(options), value=value, description=name), width)
 
 

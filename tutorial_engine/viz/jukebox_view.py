@@ -10,7 +10,6 @@ from tutorial_engine.viz.flow import words
 from tutorial_engine.viz.parts import BOLD, CENTRE, FAINT, RIGHT, Sheet
 from tutorial_engine.viz.player import Frame
 from tutorial_engine.viz.style import BLUE, GREEN, INK, ORANGE, PAPER, RULE
-from tutorial_engine.viz.words import say
 
 LEFT, RIGHT_HALF, WIDE = 10.0, 480.0, 960.0
 TALL, ROW, TOP = 330.0, 40.0, 64.0
@@ -38,7 +37,7 @@ def _frame(prompt: str, right: str, takes: Sequence[Take], step: int) -> Frame:
     """Odd steps ask, even ones tell. Of the takes told so far, the table has the numbers."""
     now, told = (step + 1) // 2 - 1, step // 2
     sheet = Sheet(WIDE, TALL)
-    title = say("{count} stories of one prompt", count=len(takes))
+    title = f"{len(takes)} stories of one prompt"
     sheet.text("title", LEFT, 22, title, 15, **BOLD)
     for i, letter in enumerate(LETTERS[: len(takes)]):
         box, playing = (LEFT + 46 * i, 36.0, 40.0, 30.0), i == now
@@ -46,7 +45,7 @@ def _frame(prompt: str, right: str, takes: Sequence[Take], step: int) -> Frame:
         look = {"stroke": INK, "stroke_width": 2.4} if playing else {"stroke": RULE}
         sheet.rect(f"button.{letter}", box, fill, rx=6, **look)
         sheet.inside(f"letter.{letter}", box, letter, 14, **BOLD)
-    head = say("the right story") if now < 0 else say("story {letter}", letter=LETTERS[now])
+    head = "the right story" if now < 0 else f"story {LETTERS[now]}"
     sheet.rect("page", (LEFT, 80, 446, TALL - 94), "#f7f9fa", rx=8, stroke=RULE)
     sheet.text("head", LEFT + 14, 104, head, 13, **BOLD)
     y, asked = 114.0, words(prompt, 15, ROOM, 9, **FAINT)
@@ -54,7 +53,7 @@ def _frame(prompt: str, right: str, takes: Sequence[Take], step: int) -> Frame:
     story = right if now < 0 else takes[now].story
     words(story, 15, ROOM, 9, **BOLD).draw(sheet, "story", LEFT + 14, y + asked.tall)
     if now >= 0:
-        sheet.note("right", LEFT + 14, 228, say("with all parts right:"), 13)
+        sheet.note("right", LEFT + 14, 228, "with all parts right:", 13)
         words(right, 15, ROOM, 9, **FAINT).draw(sheet, "right", LEFT + 14, 236)
     _table(sheet, takes, step, told)
     sheet.parts = [[(0, 0, 464, TALL)], [(RIGHT_HALF - 10, 0, WIDE - RIGHT_HALF + 10, TALL)]]
@@ -64,10 +63,10 @@ def _frame(prompt: str, right: str, takes: Sequence[Take], step: int) -> Frame:
 def _table(sheet: Sheet, takes: Sequence[Take], step: int, told: int) -> None:
     """A row for each part, in the order of the alphabet: it does not give the stories away."""
     x, longest = RIGHT_HALF, max(take.anywhere for take in takes)
-    sheet.text("parts", x, 40, say("six parts, one broken"), 12.5, **BOLD)
-    sheet.text("off", BAR[0], 22, say("logits off by at most"), 12.5, **BOLD)
-    sheet.note("off.any", BAR[0], 40, say("any token"), 12)
-    sheet.note("off.last", WIDE - 8, 40, say("last token"), 12, **RIGHT)
+    sheet.text("parts", x, 40, "six parts, one broken", 12.5, **BOLD)
+    sheet.text("off", BAR[0], 22, "logits off by at most", 12.5, **BOLD)
+    sheet.note("off.any", BAR[0], 40, "any token", 12)
+    sheet.note("off.last", WIDE - 8, 40, "last token", 12, **RIGHT)
     for row, take in enumerate(sorted(takes)):
         i, y = takes.index(take), TOP + ROW * row
         known, newest = i < told, step > 0 and step % 2 == 0 and i == told - 1
@@ -85,17 +84,16 @@ def _table(sheet: Sheet, takes: Sequence[Take], step: int, told: int) -> None:
 
 def _caption(takes: Sequence[Take], step: int, now: int) -> str:
     if now < 0:
-        return say(
-            "This is the story of the model as it is. In each of the next {count} stories one part "
-            "is broken by one line of code. Guess which, then step on.",
-            count=len(takes),
+        return (
+            f"This is the story of the model as it is. In each of the next {len(takes)} "
+            "stories one part is broken by one line of code. Guess which, then step on."
         )
     take, letter = takes[now], LETTERS[now]
     if step % 2:
         asked = "Story {letter}: which part is broken? Choose one, then step on."
-        return say(asked, letter=letter)
+        return asked.format(letter=letter)
     told = (
         "Story {letter}: {part}. Some logit of the prompt is off by {anywhere:.1f}, at its last "
         "token by {last:.1f} at most."
     )
-    return say(told, letter=letter, part=take.part, anywhere=take.anywhere, last=take.last)
+    return told.format(letter=letter, part=take.part, anywhere=take.anywhere, last=take.last)

@@ -21,7 +21,7 @@ from tutorial_engine.viz.picture import Picture
 from tutorial_engine.viz.request_look import chip, cut_to, look
 from tutorial_engine.viz.style import RED, RULE
 from tutorial_engine.viz.tokens import token_labels
-from tutorial_engine.viz.words import counted, listed, numbered, say
+from tutorial_engine.viz.words import counted, listed, numbered
 
 RIGHT_PART, LINE, TOP = 520.0, 108.0, 50.0  # where blocks begin; from request to request
 SLOT, BETWEEN, TALL = 56.0, 18.0, 30.0
@@ -118,15 +118,15 @@ def leak_picture(leak: Leak) -> Picture:
     """
     if not leak.blocks:
         nothing = "{who} found no block: there is nothing to read in one"
-        raise ValueError(say(nothing, who=leak.names[-1]))
+        raise ValueError(nothing.format(who=leak.names[-1]))
     if len(leak.blocks) > MAX_BLOCKS or len(leak.names) > MAX_REQUESTS:
         room = "{blocks} blocks, {names} requests: this picture has room for {most} and {many}"
         asked = {"blocks": len(leak.blocks), "names": len(leak.names)}
-        raise ValueError(say(room, **asked, most=MAX_BLOCKS, many=MAX_REQUESTS))
+        raise ValueError(room.format(**asked, most=MAX_BLOCKS, many=MAX_REQUESTS))
     sheet = Sheet(WIDTH, TOP + LINE * len(leak.names) + 22)
     where = numbered(leak.blocks, "block")
-    in_blocks = say("K and V in {blocks}", blocks=where)
-    sheet.heading(say("Whose text lies in the blocks that are found?"), in_blocks)
+    in_blocks = f"K and V in {where}"
+    sheet.heading("Whose text lies in the blocks that are found?", in_blocks)
     for i in range(len(leak.names)):
         _request(sheet, leak, i)
     return sheet.picture(_caption(leak), zoom=1.0)
@@ -142,11 +142,11 @@ def _request(sheet: Sheet, leak: Leak, i: int) -> None:
     sheet.add(f"rule.{i}", "line", x1=MARGIN, x2=WIDTH - MARGIN, y1=y - 8, y2=y - 8, stroke=RULE)
     chip(sheet, f"user.{i}", MARGIN, y + 10, leak.names[i], look(_user(leak, i)))
     room = RIGHT_PART - 50
-    asks = say("asks: “{prompt}”", prompt=leak.prompts[i])
+    asks = f"asks: “{leak.prompts[i]}”"
     prompt = cut_to(asks, room, 13, keep=True)
     sheet.text(f"prompt.{i}", MARGIN + 20, y + 34, prompt, 13)
     ink = {"fill": RED, **BOLD} if is_last and leak.stale else {}
-    gets = say("gets: “{answer}…”", answer=" ".join(leak.answers[i].split()))
+    gets = "gets: “{answer}…”".format(answer=" ".join(leak.answers[i].split()))
     words(gets, 13, room, 2, **ink).draw(sheet, f"answer.{i}", MARGIN + 20, y + 41)
     held = leak.held[-1] if is_last else leak.held[i]
     for number, (block, slots) in enumerate(zip(leak.blocks, held, strict=True)):
@@ -169,12 +169,12 @@ def _block(
     is_last, wide = i == len(leak.names) - 1, 4 * SLOT / len(slots)
     text = "".join(wanted).replace("·", " ").strip()
     head = "block {block}, found as “{text}”" if is_last else "block {block}"
-    head = say(head, block=block, text=text)
+    head = head.format(block=block, text=text)
     sheet.text(f"{name}.head", x, y + 14, cut_to(head, 4 * SLOT, 11.5, True, True), 11.5, **BOLD)
     for place, slot in enumerate(slots):
         box = (x + place * wide, y + 22, wide - 3, TALL)
         name_of, at = leak.names[slot.who], slot.position
-        tip = say("{who}, position {position}", who=name_of, position=at)
+        tip = f"{name_of}, position {at}"
         sheet.cell(f"{name}.{place}", box, "solid", look(_user(leak, slot.who)), tip)
         sheet.inside(f"{name}.{place}.label", box, cut_to(slot.label, wide - 7, 12), 12)
     told = _whose(leak, slots)
@@ -182,7 +182,7 @@ def _block(
         begin = leak.blocks.index(block) * len(slots)
         holds = "but it holds {tokens}" if block in leak.stale else "it holds {tokens}"
         own = numbered(range(begin, begin + len(slots)), "token")
-        told = [say(holds, tokens=told[0]), say("and is read as {tokens}", tokens=own)]
+        told = [holds.format(tokens=told[0]), f"and is read as {own}"]
     if is_last and block in leak.stale:
         sheet.outline(f"{name}.stale", (x, y + 22, 4 * SLOT - 3, TALL), 2, stroke=RED)
     for row, said in enumerate(told):
@@ -196,11 +196,11 @@ def _whose(leak: Leak, slots: tuple[Held, ...]) -> list[str]:
     most = max(owners, key=lambda who: (owners.count(who), who))
     positions = [slot.position for slot in slots if slot.who == most]
     mine = numbered(positions, "token")
-    told = [say("{tokens} of {name}", tokens=mine, name=leak.names[most])]
+    told = [f"{mine} of {leak.names[most]}"]
     others = [leak.names[who] for who in owners if who != most]
     if others:
         names = listed(dict.fromkeys(others))
-        told.append(say("and {count} still of {names}", count=len(others), names=names))
+        told.append(f"and {len(others)} still of {names}")
     return told
 
 
@@ -208,15 +208,15 @@ def _caption(leak: Leak) -> str:
     last, first = leak.names[-1], leak.names[_user(leak, len(leak.names) - 1)]
     again = "The prompt of {who} comes again" if first != last else "The prompt of {who} comes"
     there = [slot for slots in leak.held[-1] for slot in slots]
-    comes, blocks = say(again, who=first), numbered(leak.blocks, "block")
-    begin = say("{comes} and finds {blocks} by the right hashes", comes=comes, blocks=blocks)
+    comes, blocks = again.format(who=first), numbered(leak.blocks, "block")
+    begin = f"{comes} and finds {blocks} by the right hashes"
     others = [slot for slot in there if leak.names[slot.who] != first]
     if not leak.stale:
         right = "{begin}: all {tokens} in them are those of this prompt."
-        return say(right, begin=begin, tokens=counted(len(there), "token"))
+        return right.format(begin=begin, tokens=counted(len(there), "token"))
     owners = listed(dict.fromkeys(leak.names[slot.who] for slot in others))
     taken = (
         "{begin}, but in the meantime {owners} has taken them: of the {all} tokens that it reads "
         "there, {count} are {owners}'s."
     )
-    return say(taken, begin=begin, owners=owners, all=len(there), count=len(others))
+    return taken.format(begin=begin, owners=owners, all=len(there), count=len(others))

@@ -3,7 +3,6 @@
 from tutorial_engine.viz.parts import BOLD, MARGIN, QUIET, RIGHT, WIDTH, Sheet
 from tutorial_engine.viz.picture import Picture
 from tutorial_engine.viz.request_look import look
-from tutorial_engine.viz.words import say
 
 LEFT, TALL, PITCH = 60.0, 26.0, 38.0  # where time begins; height of a line, and to the next
 
@@ -23,27 +22,27 @@ def overlap_picture(plan: int, forward: int, steps: int) -> Picture:
     runs = [begins(plan, forward, steps, ahead) for ahead in range(2)]
     ends = [run[-1][1] + forward for run in runs]
     sheet, wide = Sheet(WIDTH, 266), (WIDTH - LEFT - MARGIN) / max(ends)
-    each = say("{plan} ms for a plan, {forward} ms for a forward", plan=plan, forward=forward)
-    sheet.heading(say("When is a step planned?"), each)
+    each = f"{plan} ms for a plan, {forward} ms for a forward"
+    sheet.heading("When is a step planned?", each)
     for ahead, (run, end) in enumerate(zip(runs, ends, strict=True)):
         top, case = 58.0 + 104 * ahead, ("one after the other", "asynchronous")[ahead]
-        sheet.text(case, MARGIN, top - 10, say(f"{case}: {{end}} ms", end=end), 12, **BOLD)
+        sheet.text(case, MARGIN, top - 10, f"{case}: {{end}} ms".format(end=end), 12, **BOLD)
         idle = (LEFT + plan * wide, top + PITCH, (end - plan) * wide, TALL)
         sheet.cell(f"idle.{ahead}", idle, "reserved")
         for line, (who, what, long) in enumerate((("CPU", "plan", plan), ("GPU", "step", forward))):
             y = top + PITCH * line
-            sheet.note(f"{case}.{who}", LEFT - 8, y + 17, say(who), 12, **RIGHT)
+            sheet.note(f"{case}.{who}", LEFT - 8, y + 17, who, 12, **RIGHT)
             for i, both in enumerate(run):
                 box = (LEFT + both[line] * wide, y, long * wide, TALL)
                 sheet.cell(f"{what}.{ahead}.{i}", box, "cached", look(line))
-                word = say(f"{what} {{number}}", number=i)
+                word = f"{what} {{number}}".format(number=i)
                 sheet.inside(f"{what}.{ahead}.{i}.word", box, word, 11)
         for (_, gpu), (at, _) in zip(run, run[1 + ahead :], strict=False):
             to = (LEFT + (gpu + forward) * wide, top + PITCH), (LEFT + at * wide, top + TALL)
             sheet.arrow(f"tokens.{ahead}.{at}", to, QUIET)
-    sheet.legend(MARGIN, 258, {say("the GPU waits"): sheet.sample("reserved")})
+    sheet.legend(MARGIN, 258, {"the GPU waits": sheet.sample("reserved")})
     took = (
         "One after the other {steps} steps take {slow} ms, with asynchronous scheduling {fast} ms. "
         "Arrows: the tokens of a step reach the CPU."
     )
-    return sheet.picture(say(took, steps=steps, slow=ends[0], fast=ends[1]), 1.0)
+    return sheet.picture(took.format(steps=steps, slow=ends[0], fast=ends[1]), 1.0)

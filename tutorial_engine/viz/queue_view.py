@@ -8,7 +8,6 @@ from tutorial_engine.viz.flow import Piece, cell, column, panel, show, table, wo
 from tutorial_engine.viz.parts import WIDTH, Sheet
 from tutorial_engine.viz.picture import Picture
 from tutorial_engine.viz.request_look import Look, look
-from tutorial_engine.viz.words import say
 
 WIDE, TALL, FIRST = 46.0, 26.0, 60.0  # of a block, in pixels; of what stands before the blocks
 HASH = "#"  # behind the number of a block that can be found
@@ -27,30 +26,29 @@ def queue_picture(trace: Trace, steps: Sequence[int]) -> Picture:
             "steps {steps} of 1 .. {last}, {blocks} blocks: this picture shows steps that have one "
             "before them, and up to {most} blocks"
         )
-        raise ValueError(say(room, steps=[*steps], last=run.last, blocks=run.num_blocks, most=MOST))
+        raise ValueError(
+            room.format(steps=[*steps], last=run.last, blocks=run.num_blocks, most=MOST)
+        )
     looks = {name: look(i) for i, name in enumerate(run.names)}
     body, told = [], []
     for number in steps:
         before, now = run.steps[number - 1], run.steps[number]
         tables = _given_back(now)
         owners = {block: looks[name] for name, table in tables.items() for block in table}
-        lines = [_line(say("before"), before, {}), _line(say("after"), now, owners)]
-        facts = "; ".join(
-            say("{who} gives back {blocks}", who=name, blocks=_order(table))
-            for name, table in tables.items()
-        )
-        title = say("step {step}: {facts}", step=number, facts=facts)
+        lines = [_line("before", before, {}), _line("after", now, owners)]
+        facts = "; ".join(f"{name} gives back {_order(table)}" for name, table in tables.items())
+        title = f"step {number}: {facts}"
         body.append(panel(title, table(lines, 4, 8, [FIRST]), gap=10))
-        found = say("none can be found")
+        found = "none can be found"
         if findable := sorted(now.hashes.keys() & {*now.free}):
-            found = say("{blocks} can be found", blocks=blocks_said(findable))
+            found = f"{blocks_said(findable)} can be found"
         caption = "Step {step}: the queue was {was}; {facts}; {found}; the queue is now {queue}."
         was, queue = _order(before.free), _order(now.free)
-        told.append(say(caption, step=number, was=was, facts=facts, found=found, queue=queue))
+        told.append(caption.format(step=number, was=was, facts=facts, found=found, queue=queue))
     sheet = Sheet(WIDTH, 0)
-    sheet.heading(say("The queue of free blocks"), say("the first one is taken next"))
+    sheet.heading("The queue of free blocks", "the first one is taken next")
     key = "{sign}: the block has a hash. Coloured: the block was given back in this step."
-    key = say(key, sign=HASH)
+    key = key.format(sign=HASH)
     show(sheet, column(*body, words(key), gap=22), 44)
     return sheet.picture(" ".join(told), 1.0, " ")
 
@@ -73,4 +71,4 @@ def _line(said: str, step: BlockStep, owners: dict[int, Look]) -> list[Piece]:
 
 
 def _order(blocks: Sequence[int]) -> str:
-    return " ".join(map(str, blocks)) or say("empty")
+    return " ".join(map(str, blocks)) or "empty"

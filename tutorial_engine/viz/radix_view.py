@@ -9,7 +9,7 @@ from tutorial_engine.viz.parts import BOLD, MARGIN, WIDTH, Sheet
 from tutorial_engine.viz.picture import Picture
 from tutorial_engine.viz.request_look import Look, cut_to, look
 from tutorial_engine.viz.style import INK, QUIET
-from tutorial_engine.viz.words import counted, listed, say
+from tutorial_engine.viz.words import counted, listed
 
 TALL, APART = 26.0, 40.0  # of a token; from branch to branch
 LEFT, FORK = 36.0, 44.0  # where the tree begins; where it parts
@@ -39,10 +39,10 @@ def radix_tree(
             "room for 2 to {most} texts of 1 to {long} tokens"
         )
         limits = {"most": MAX_TEXTS, "long": MAX_TOKENS}
-        raise ValueError(say(room, texts=len(texts), common=common, longest=longest, **limits))
+        raise ValueError(room.format(texts=len(texts), common=common, longest=longest, **limits))
     sheet = Sheet(WIDTH, 70 + APART * len(texts))
-    below = say("full blocks of {size} below", size=block_size)
-    sheet.heading(say("A radix tree: what is common is there once"), below)
+    below = f"full blocks of {block_size} below"
+    sheet.heading("A radix tree: what is common is there once", below)
     wide = (WIDTH - MARGIN - LEFT - FORK * _num_forks(texts)) / MAX_TOKENS
     y = _middle(range(len(texts)))
     sheet.text("root", MARGIN, y + 18, "●", 13)
@@ -51,21 +51,21 @@ def radix_tree(
     for i in range(0, in_blocks, block_size):
         box = (LEFT + i * wide, y + TALL + 6, block_size * wide - 5, 16.0)
         sheet.rect(f"block.{i}", box, "none", stroke=QUIET)
-        label = say("block {number}", number=i // block_size)
+        label = f"block {i // block_size}"
         sheet.inside(f"block.{i}.label", box, label, 10.5, fill=QUIET)
     if common > in_blocks:
-        sheet.note("rest", LEFT + in_blocks * wide, y + TALL + 18, say("in no full block"))
+        sheet.note("rest", LEFT + in_blocks * wide, y + TALL + 18, "in no full block")
     _forks(sheet, texts, range(len(texts)), common, LEFT + common * wide, wide, labels)
     closest = max(_groups(texts, range(len(texts)), common), key=len)
     both = counted(len(texts), "text"), counted(common, "common token")
-    told = say("{texts} have {tokens}", texts=both[0], tokens=both[1])
+    told = f"{both[0]} have {both[1]}"
     if len(closest) > 1:
         common = num_common([texts[i] for i in closest])
         names = listed(NAMES[i] for i in closest)
-        told = say("{told}, and {names} have {common}", told=told, names=names, common=common)
+        told = f"{told}, and {names} have {common}"
         in_blocks = common // block_size * block_size
     caption = "{told}: the tree finds {common} of them, and full blocks of {size} find {found}."
-    told = say(caption, told=told, common=common, size=block_size, found=in_blocks)
+    told = caption.format(told=told, common=common, size=block_size, found=in_blocks)
     return sheet.picture(told, zoom=1.0)
 
 

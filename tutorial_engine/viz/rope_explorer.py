@@ -13,7 +13,6 @@ from tutorial_engine.viz.parts import BOLD, CENTRE, DEAF, RIGHT, WIDTH, Sheet, S
 from tutorial_engine.viz.request_look import tint
 from tutorial_engine.viz.scene import Scene
 from tutorial_engine.viz.style import BLUE, GREEN, INK, ORANGE, PAPER, QUIET, RED, RULE
-from tutorial_engine.viz.words import say
 
 FARTHEST = 64  # the curve shows distances up to this
 SHIFTS = 65  # steps of the slider: both positions + 0 .. 64
@@ -35,9 +34,9 @@ class RopeExplorer(Explorer):
         last = head_dim // 2 - 1
         super().__init__(
             {
-                "m": slider(say("query at m"), m, 0, FARTHEST),
-                "n": slider(say("key at n"), n, 0, FARTHEST),
-                "pair": slider(say("pair"), min(2, last), 0, last),
+                "m": slider("query at m", m, 0, FARTHEST),
+                "n": slider("key at n", n, 0, FARTHEST),
+                "pair": slider("pair", min(2, last), 0, last),
             }
         )
 
@@ -61,7 +60,7 @@ class RopeExplorer(Explorer):
         (m, n), pair, pairs = self._positions(step), self.value("pair"), len(self.rotary.inv_freq)
         side = math.ceil(math.sqrt(pairs))
         pitch, gap = SIDE / side, 0.16 * SIDE / side
-        inks = {say("— query"): BLUE, say("- - key"): RED, say("◔ angle between"): INK}
+        inks = {"— query": BLUE, "- - key": RED, "◔ angle between": INK}
         speed = float(self.rotary.inv_freq[pair])
         looks = [(INK, 3.0) if i == pair else (RULE, 1.2) for i in range(pairs)]
         clocks = [
@@ -70,17 +69,17 @@ class RopeExplorer(Explorer):
         ]
         top = row(
             panel(
-                say("pair {pair}: {speed:.4g} rad per position", pair=pair, speed=speed),
+                f"pair {pair}: {speed:.4g} rad per position",
                 self._clock(pair, (m, n), 105, "#f7f9fa", RULE, 1).named("big"),
                 row(*(words(said, 12.5, fill=ink) for said, ink in inks.items()), gap=20),
             ),
             panel(
-                say("all {pairs} pairs, fast to slow", pairs=pairs),
+                f"all {pairs} pairs, fast to slow",
                 table([clocks[i : i + side] for i in range(0, pairs, side)], gap, gap),
-                words(say("score = sum of the {pairs} cosines of these angles", pairs=pairs), 12.5),
+                words(f"score = sum of the {pairs} cosines of these angles", 12.5),
             ),
             panel(
-                say("score of this query and key against distance"),
+                "score of this query and key against distance",
                 Piece(360, SIDE + 28, lambda sheet, _, x, y: self._curve(sheet, x + 22, y, m, n)),
             ),
             gap=24,
@@ -88,21 +87,21 @@ class RopeExplorer(Explorer):
         )
         sheet = Sheet(WIDTH, 0)
         title = "query at m = {m}, key at n = {n}, distance m − n = {distance}"
-        sheet.heading(say(title, m=m, n=n, distance=m - n), size=14)
+        sheet.heading(title.format(m=m, n=n, distance=m - n), size=14)
         body = column(top, panel("", self._table(step)), gap=14)
-        return show(sheet, body, 36, say("hover over a clock or the curve to read its numbers"))
+        return show(sheet, body, 36, "hover over a clock or the curve to read its numbers")
 
     def _facts(self, step: int) -> list[tuple[str, float, str]]:
         """What can change when both move on: name, value, and the value in words."""
         (m, n), pair = self._positions(step), self.value("pair")
         speed, score = float(self.rotary.inv_freq[pair]), self._score(m, n)
         angles = [
-            (say("query hand of pair {pair}", pair=pair), m * speed),
-            (say("key hand of pair {pair}", pair=pair), n * speed),
-            (say("angle between them"), (m - n) * speed),
+            (f"query hand of pair {pair}", m * speed),
+            (f"key hand of pair {pair}", n * speed),
+            ("angle between them", (m - n) * speed),
         ]
-        facts = [(name, angle, say("{angle:.4g} rad", angle=angle)) for name, angle in angles]
-        return [*facts, (say("score"), score, f"{score:.2f}")]
+        facts = [(name, angle, f"{angle:.4g} rad") for name, angle in angles]
+        return [*facts, ("score", score, f"{score:.2f}")]
 
     def _kept(self, step: int) -> list[bool]:
         """Which of these facts moving both on left as they were, but for fp32's rounding."""
@@ -111,11 +110,11 @@ class RopeExplorer(Explorer):
 
     def _table(self, step: int) -> Piece:
         """The hands and the score before both moved on and now: what changed, and what did not."""
-        now = say("both moved on by {step}", step=step) if step else say("press Play")
-        lines: list[list[Piece | str]] = [["", say("at the start"), now, ""]]
+        now = f"both moved on by {step}" if step else "press Play"
+        lines: list[list[Piece | str]] = [["", "at the start", now, ""]]
         facts = zip(self._facts(0), self._facts(step), self._kept(step), strict=True)
         for (name, _, was), (_, _, now), same in facts:
-            said, ink = (say("= stays the same"), GREEN) if same else (say("≠ changes"), RED)
+            said, ink = ("= stays the same", GREEN) if same else ("≠ changes", RED)
             after = [now, words(said, 12.5, fill=ink, **BOLD)] if step else ["", ""]
             lines.append([words(name, 12.5, **BOLD), was, *after])
         across = table(list(zip(*lines, strict=True)), 40, 2, [166, *[150] * 4])
@@ -131,7 +130,7 @@ class RopeExplorer(Explorer):
             "key hand {key:.3f} rad, apart {apart:.3f} rad"
         )
         query, key, apart = m * speed, n * speed, (m - n) * speed
-        tip = say(turns, pair=pair, speed=speed, query=query, key=key, apart=apart)
+        tip = turns.format(pair=pair, speed=speed, query=query, key=key, apart=apart)
 
         def fan(x: float, y: float, r: float, angles: Iterable[float]) -> str:
             ends = (f"{x + r * math.cos(a):.1f},{y - r * math.sin(a):.1f}" for a in angles)
@@ -165,7 +164,7 @@ class RopeExplorer(Explorer):
         halo: dict[str, Any] = {"stroke": PAPER, "stroke_width": 4, "paint_order": "stroke"}
         box = (left, top - 4, wide / 2, tall + 4)  # a key after the query
         sheet.cell("forbidden", box, "reserved", rx=0, stroke="none", opacity=0.6)
-        sheet.note("forbidden.words", left + 8, top + 14, say("forbidden by the mask"), 12, **halo)
+        sheet.note("forbidden.words", left + 8, top + 14, "forbidden by the mask", 12, **halo)
         sheet.note("axis", left + wide / 2, bottom + 34, "m − n", 12, **CENTRE)
         for tick in range(-FARTHEST, FARTHEST + 1, FARTHEST // 2):
             sheet.note(f"tick{tick}", place(tick, low)[0], bottom + 18, str(tick), **CENTRE)
@@ -178,10 +177,10 @@ class RopeExplorer(Explorer):
         x, y = place(m - n, score)
         sheet.add("drop", "line", x1=x, y1=y, x2=x, y2=bottom, stroke=BLUE, stroke_dasharray="3 3")
         dot: dict[str, Any] = {"fill": BLUE, "stroke": INK, "stroke_width": 2}
-        tip = say("distance {distance}: score {score:.3f}", distance=m - n, score=score)
+        tip = f"distance {m - n}: score {score:.3f}"
         sheet.add("dot", "circle", tip=tip, cx=x, cy=y, r=6.5, **dot)
         x, y = min(x + 12, left + wide - 84), max(y - 8, top + 12)
-        sheet.text("score", x, y, say("score {score:.2f}", score=score), 13, **BOLD, **halo)
+        sheet.text("score", x, y, f"score {score:.2f}", 13, **BOLD, **halo)
 
     def caption(self, step: int) -> str:
         """The score now, and what moving both on did to it."""
@@ -191,12 +190,12 @@ class RopeExplorer(Explorer):
             "pairs add up to a score of {score:.2f}"
         )
         pairs, score = len(self.rotary.inv_freq), self._score(m, n)
-        begin = say(adds_up, m=m, n=n, pairs=pairs, score=score)
+        begin = adds_up.format(m=m, n=n, pairs=pairs, score=score)
         if not step:
-            return say("{begin}; press Play to move both on.", begin=begin)
+            return f"{begin}; press Play to move both on."
         moved = (
             "{begin}; moving both on by {step} turns all hands, but the distance {distance}, the "
             "angles between the hands and the score {kept}."
         )
-        kept = say("stay the same") if all(self._kept(step)[2:]) else say("CHANGE")
-        return say(moved, begin=begin, step=step, distance=m - n, kept=kept)
+        kept = "stay the same" if all(self._kept(step)[2:]) else "CHANGE"
+        return moved.format(begin=begin, step=step, distance=m - n, kept=kept)

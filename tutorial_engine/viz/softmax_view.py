@@ -26,7 +26,7 @@ from tutorial_engine.viz.picture import Picture
 from tutorial_engine.viz.player import Frame
 from tutorial_engine.viz.request_look import cut_to, look
 from tutorial_engine.viz.tokens import token_labels
-from tutorial_engine.viz.words import counted, say
+from tutorial_engine.viz.words import counted
 
 NEW_TOKENS = 6  # of each request, before the query that is watched
 MAX_BLOCKS, MAX_SIZE = 8, 8  # rows of the picture, tokens in one
@@ -196,33 +196,33 @@ def _sheet(run: RecordedSoftmax, read: int) -> Sheet:
             "{blocks} blocks of {size} tokens: this picture has room for {most} blocks of {large}"
         )
         sizes = {"blocks": len(run.steps), "size": run.block_size}
-        raise ValueError(say(room, **sizes, most=MAX_BLOCKS, large=MAX_SIZE))
+        raise ValueError(room.format(**sizes, most=MAX_BLOCKS, large=MAX_SIZE))
     sheet = Sheet(WIDTH, 0)
-    where = say("layer {layer}, head {head}", layer=run.layer, head=run.head)
-    sheet.heading(say("One query reads its blocks one after the other"), where)
+    where = f"layer {run.layer}, head {run.head}"
+    sheet.heading("One query reads its blocks one after the other", where)
     query = "query: “{label}”, position {position} · block table: {table}"
     in_table = ", ".join(str(step.block) for step in run.steps)
-    query = say(query, label=run.labels[-1], position=len(run.labels) - 1, table=in_table)
+    query = query.format(label=run.labels[-1], position=len(run.labels) - 1, table=in_table)
     sheet.note("query", MARGIN, 44, query, 12.5)
     numbers = [number for step in run.steps for number in step.answer]
     ends = min(*numbers, *run.whole), max(*numbers, *run.whole)
     shades = "{count} numbers: dark {low}, bright {high}"
-    shades = say(shades, count=len(run.whole), low=_short(ends[0]), high=_short(ends[1]))
+    shades = shades.format(count=len(run.whole), low=_short(ends[0]), high=_short(ends[1]))
     heads = {
-        say("block"): "",
-        say("tokens: score q·k / √D"): say("bar: exp(score − m)"),
-        "m": say("max score"),
-        say("correction"): say("exp(old m − m)"),
-        "l": say("Σ exp"),
-        say("acc / l: the answer so far"): shades,
-        say("still off by"): say("at most"),
+        "block": "",
+        "tokens: score q·k / √D": "bar: exp(score − m)",
+        "m": "max score",
+        "correction": "exp(old m − m)",
+        "l": "Σ exp",
+        "acc / l: the answer so far": shades,
+        "still off by": "at most",
     }
     *titles, answer, off = (_two(words(a, **BOLD), words(b, 11, **FAINT)) for a, b in heads.items())
     lines = [[*titles, _beside(answer, off)]]
     lines += [_line(run, i, step, ends, i < read) for i, step in enumerate(run.steps)]
     differs = _rounded(_largest(run.returned, run.whole))
-    ran = say("the attention that the model ran differs by {differs}", differs=differs)
-    whole = words(say("softmax over all tokens at once"), 12.5, **BOLD)
+    ran = f"the attention that the model ran differs by {differs}"
+    whole = words("softmax over all tokens at once", 12.5, **BOLD)
     told = _two(whole, words(ran, 11, **FAINT).named("whole.below"))
     strip = _strip(run.whole, ends).named("whole")
     lines.append([*[words("")] * 5, column(strip, told, gap=2)])
@@ -242,12 +242,12 @@ def _line(
     run: RecordedSoftmax, i: int, step: SoftmaxStep, ends: tuple[float, float], is_read: bool
 ) -> list[Piece]:
     """One block: its tokens with their scores, the sums after it, and how far it is to the end."""
-    pool = words(say("in block {block}", block=step.block), **BOLD).named(f"block.{i}.pool")
+    pool = words(f"in block {step.block}", **BOLD).named(f"block.{i}.pool")
     tokens = (_token(run, i, offset, is_read) for offset in range(run.block_size))
-    found = [_two(words(say("logical {number}", number=i)), pool), row(*tokens, gap=4)]
+    found = [_two(words(f"logical {i}"), pool), row(*tokens, gap=4)]
     if not is_read:
         return found
-    correction = words(say("first block"), 11, **FAINT)
+    correction = words("first block", 11, **FAINT)
     if step.correction is not None:
         changed = BOLD if step.correction < 1 else {}
         correction = words(f"× {step.correction:.3g}", 13, **changed)
@@ -275,7 +275,7 @@ def _token(run: RecordedSoftmax, i: int, offset: int, is_read: bool) -> Piece:
             return sheet.cell(f"token.{at}", box, "reserved")
         score = step.scores[offset]
         tip = "position {at}: score {score:.3f}" if is_read else "position {at}: not read yet"
-        tip = say(tip, at=at, score=score)
+        tip = tip.format(at=at, score=score)
         sheet.cell(f"token.{at}", box, "cached" if is_read else "known", one, tip)
         label = cut_to(run.labels[at], wide - 4, 11.5)
         sheet.inside(f"label.{at}", (x, y, wide, 16), label, 11.5)
@@ -294,7 +294,7 @@ def _strip(numbers: Sequence[float], ends: tuple[float, float]) -> Piece:
         wide = ACC / len(numbers)
         for i, number in enumerate(numbers):
             box, fill = (x + wide * i, y, wide, 28.0), shade(part_of(number, ends))
-            tip = say("number {i}: {number:.3f}", i=i, number=number)
+            tip = f"number {i}: {number:.3f}"
             sheet.rect(f"{name}.{i}", box, fill, tip, **SHADE)
         sheet.outline(f"{name}.frame", (x, y, ACC, 28), stroke_width=0.8)
 
@@ -309,14 +309,15 @@ def _caption(run: RecordedSoftmax) -> str:
         "{correction:.3g}"
     )
     none = "no later block has a larger score than the first one, so nothing is corrected"
-    did = [say(larger, block=s.block, m=_short(s.m), correction=s.correction) for s in risen]
-    return say(
+    did = [larger.format(block=s.block, m=_short(s.m), correction=s.correction) for s in risen]
+    return (
         "{who} reads {tokens} in {blocks}: {did}. After one block the answer is up to {first:.2g} "
-        "off, after the last one {last}.",
+        "off, after the last one {last}."
+    ).format(
         who=_who(run),
         tokens=counted(len(run.labels), "token"),
         blocks=counted(len(run.steps), "block"),
-        did="; ".join(did or [say(none)]),
+        did="; ".join(did or [none]),
         first=run.distance(0),
         last=_rounded(run.distance(-1)),
     )
@@ -324,7 +325,7 @@ def _caption(run: RecordedSoftmax) -> str:
 
 def _who(run: RecordedSoftmax) -> str:
     who = "The query “{label}” of layer {layer}, head {head}"
-    return say(who, label=run.labels[-1], layer=run.layer, head=run.head)
+    return who.format(label=run.labels[-1], layer=run.layer, head=run.head)
 
 
 def _told(run: RecordedSoftmax, read: int) -> str:
@@ -332,19 +333,19 @@ def _told(run: RecordedSoftmax, read: int) -> str:
     if not read:
         none = "{who} is to read {tokens} in {blocks}. It has read none: the sums l and acc are 0."
         many, blocks = counted(len(run.labels), "token"), counted(len(run.steps), "block")
-        return say(none, who=_who(run), tokens=many, blocks=blocks)
+        return none.format(who=_who(run), tokens=many, blocks=blocks)
     step = run.steps[read - 1]
     did = "no score in it is larger than {m}, so nothing is corrected"
     if step.correction is None:
         did = "its largest score is {m}, and the sums begin with it"
     elif step.correction < 1:
         did = "it has a larger score ({m}), so the sums before it are multiplied by {by:.3g}"
-    did, off = say(did, m=_short(step.m), by=step.correction), _rounded(run.distance(read - 1))
+    did, off = did.format(m=_short(step.m), by=step.correction), _rounded(run.distance(read - 1))
     told = (
         "{who} reads block {block}: {did}. The answer so far differs from softmax over all tokens "
         "at once by {off}."
     )
-    return say(told, who=_who(run), block=step.block, did=did, off=off)
+    return told.format(who=_who(run), block=step.block, did=did, off=off)
 
 
 def _largest(some: Sequence[float], others: Sequence[float]) -> float:

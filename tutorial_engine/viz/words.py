@@ -3,9 +3,7 @@
 Knows numbers and names; knows no picture.
 """
 
-from collections.abc import Iterable, Mapping
-
-TABLE: Mapping[str, str] = {}  # English template -> the same in another language
+from collections.abc import Iterable
 
 POLICIES = {  # name of the scheduler class -> how it is called
     "Scheduler": "one rule",
@@ -15,14 +13,9 @@ POLICIES = {  # name of the scheduler class -> how it is called
 }
 
 
-def say(template: str, /, **fields: object) -> str:
-    """A sentence of a picture, its {fields} filled in; all words of a picture come from here."""
-    return TABLE.get(template, template).format(**fields)
-
-
 def counted(count: int, what: str) -> str:
-    """`0 tokens`, `1 token`, `2 tokens`: two templates, "1 token" and "{count} tokens"."""
-    return say(f"1 {what}") if count == 1 else say(f"{{count}} {what}s", count=count)
+    """`0 tokens`, `1 token`, `2 tokens`."""
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
 def tokens(count: int) -> str:
@@ -33,23 +26,23 @@ def tokens(count: int) -> str:
 def listed(names: Iterable[str]) -> str:
     """`A`, `A and B`, `A, B and C`."""
     *most, last = list(names)
-    return say("{most} and {last}", most=", ".join(most), last=last) if most else last
+    return f"{', '.join(most)} and {last}" if most else last
 
 
 def verb(names: Iterable[str], one: str, many: str) -> str:
     """The names with their verb: `A waits`, `A and B wait`."""
     who = list(names)
-    return say(f"{{who}} {one if len(who) == 1 else many}", who=listed(who))
+    return f"{listed(who)} {one if len(who) == 1 else many}"
 
 
 def numbered(numbers: Iterable[int], what: str) -> str:
     """`cell 4`, `cells 0 and 1`, `cells 0 to 4`, `cells 1, 3 and 6`."""
     found = sorted(numbers)
     if len(found) == 1:
-        return say(f"{what} {{number}}", number=found[0])
+        return f"{what} {found[0]}"
     if len(found) > 2 and found[-1] - found[0] == len(found) - 1:
-        return say(f"{what}s {{first}} to {{last}}", first=found[0], last=found[-1])
-    return say(f"{what}s {{numbers}}", numbers=listed(map(str, found)))
+        return f"{what}s {found[0]} to {found[-1]}"
+    return f"{what}s {listed(map(str, found))}"
 
 
 def signed(number: int) -> str:
@@ -92,4 +85,4 @@ def num_bytes(count: float) -> str:
     for power, unit in ((3, "GiB"), (2, "MiB"), (1, "KiB")):
         if count >= 1024**power:
             return f"{count / 1024**power:.4g} {unit}"
-    return say("{count:.0f} bytes", count=count)
+    return f"{count:.0f} bytes"
