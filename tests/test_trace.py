@@ -1,4 +1,4 @@
-"""What a run leaves: events and their JSON, the state after each step, the pool, Perfetto's file.
+"""What a run leaves: events and their JSON, the state after each step, the pool.
 
 In workloads.py a replay is compared with the live engine after every step of every random run.
 """
@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 import pytest
 from engines import VOCAB, random_model
 from torch import Tensor
-from traces import served, story
 
 from tutorial_engine.cache.cells import CellKVCache
 from tutorial_engine.cache.memory import KVMemory
@@ -25,8 +24,6 @@ from tutorial_engine.engine.clock import VirtualClock
 from tutorial_engine.engine.engine import EngineConfig, LLMEngine
 from tutorial_engine.engine.request import ScheduledRequest
 from tutorial_engine.engine.runner import ModelRunner
-from tutorial_engine.lab.chrome import save_chrome, to_chrome
-from tutorial_engine.learn.eager_pages import crowd
 from tutorial_engine.sampling.params import SamplingParams
 from tutorial_engine.trace import events
 from tutorial_engine.trace.events import (
@@ -313,57 +310,3 @@ def test_sizes_of_a_pool_come_from_the_settings() -> None:
         Pool.of({"policy": "Scheduler"})
     with pytest.raises(ValueError, match="no step of this trace"):
         PoolHistory.of(Trace({"num_cells": 7}, ()))
-
-
-# -- Perfetto: the documented fields of each phase, and the run that the trace has -----------------
-
-
-def preempting() -> Trace:
-    """Three requests in a pool of blocks that is too small for all."""
-    prompts = [list(range(10, 20)), list(range(30, 37)), [5, 6, 7]]
-    return crowd(PagedKVCache, random_model(), prompts, num_blocks=5, max_tokens=8)
-
-
-# Trace Event Format: what each phase must have besides name, pid and tid
-FIELDS = {"X": {"ts", "dur"}, "i": {"ts", "s"}, "C": {"ts", "args"}, "M": {"args"}}
-EVERY = [story(("D", "abort")), served("one rule", 12, 40.0)[0], preempting()]
-
-
-@pytest.mark.parametrize("trace", [*EVERY, Trace({}, ())])
-def test_every_event_has_the_fields_of_its_phase(trace: Trace, tmp_path: Path) -> None:
-    save_chrome(trace, tmp_path / "run.json")
-    told = json.loads((tmp_path / "run.json").read_text(encoding="utf-8"))
-    assert told == to_chrome(trace)
-    ends: dict[int, float] = {}
-    for entry in told["traceEvents"]:
-        assert {"name", "pid", "tid"} | FIELDS[entry["ph"]] <= entry.keys()
-        assert entry.get("ts", 0) >= 0
-        if entry["ph"] == "X":  # pieces of one track come one after the other
-            assert entry["dur"] > 0
-            assert entry["ts"] >= ends.get(entry["tid"], 0.0) - 1e-3
-            ends[entry["tid"]] = entry["ts"] + entry["dur"]
-
-
-@pytest.mark.parametrize("trace", EVERY)
-def test_tracks_pieces_and_counters_are_those_of_the_run(trace: Trace) -> None:
-    told = to_chrome(trace)["traceEvents"]
-    names = {e["tid"]: e["args"]["name"] for e in told if e["name"] == "thread_name"}
-    added = [e.request_id for e in trace.events if isinstance(e, events.Added)]
-    assert list(names.values()) == ["steps", *(f"request {name}" for name in dict.fromkeys(added))]
-    steps = list(history(trace))
-    drawn = [e for e in told if e.get("cat") == "step"]
-    assert [e["args"]["tokens"] for e in drawn] == [step.num_tokens for step in steps]
-    assert [round(e["dur"]) for e in drawn] == [round(1e6 * (s.ended - s.began)) for s in steps]
-    run = {name: 0 for name in names.values()}
-    for entry in told:
-        if entry.get("cat") == "request" and entry["ph"] == "X" and "args" in entry:
-            run[names[entry["tid"]]] += entry["args"]["tokens"]
-    for name in added:
-        want = sum(len(s.scheduled[name].slots) for s in steps if name in s.scheduled)
-        assert run[f"request {name}"] == want
-    marks = [e["name"].split(":")[0] for e in told if e["ph"] == "i"]
-    kinds = [e for e in trace.events if isinstance(e, events.Preempted | events.Finished)]
-    assert sorted(marks) == sorted(type(e).__name__.lower() for e in kinds)
-    used = [e["args"]["used"] for e in told if e["name"].startswith("slots of")]
-    if "num_rows" in trace.settings or "num_blocks" in trace.settings:
-        assert used == [shot.usage.used for shot in snapshots(trace)]

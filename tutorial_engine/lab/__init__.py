@@ -23,7 +23,6 @@ __getattr__, __all__ = hands_out(
     {
         "beside_vllm": "recorded_decisions, vllm_path",
         "block_size": "block_size_trade, table as trade_table",
-        "chrome": "to_chrome",
         "conversation": "Conversation",
         "dial": "sharing, sweep_block_sizes, table as dial_table",
         "hf": "OurCache, run_transformers, run_transformers_from",
