@@ -1,8 +1,6 @@
 """Chat templates: rendered as by transformers, in a sandbox, with words for what is wrong."""
 
 import json
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +9,6 @@ from checkpoints import edit_json, save_random, save_tokenizer
 from tokenizers import Tokenizer, processors
 from transformers import PreTrainedTokenizerFast
 
-from tutorial_engine.engine import chat
 from tutorial_engine.engine.chat import ChatTemplate, load_chat_template
 from tutorial_engine.engine.generate import generate
 from tutorial_engine.engine.llm import LLM
@@ -416,52 +413,13 @@ def test_template_cannot_reach_python(source: str) -> None:
 @pytest.mark.parametrize(
     ("source", "named"),
     [
-        (
-            "{% for a in range(9999) %}{% for b in range(9999) %}"
-            "{% set c = a %}{% endfor %}{% endfor %}",
-            "runs for more than 0.2 seconds",
-        ),
-        ("{% for a in range(999) %}{{ 'x' * 99999 }}{% endfor %}", "says more than 10,000,000"),
         ("{{ messages + 1 }}", "TypeError: can only concatenate"),
         ("{{ raise_exception('roles must alternate') }}", "roles must alternate"),
     ],
 )
-def test_a_template_without_end_or_sense_is_stopped(
-    source: str, named: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(chat, "MOST_SECONDS", 0.2)
-    before = sys.gettrace()
+def test_a_template_without_sense_is_told(source: str, named: str) -> None:
     with pytest.raises(ValueError, match=f"refuses these messages: .*{named}"):
         ChatTemplate(source).render(USER)
-    assert sys.gettrace() is before
-
-
-@pytest.mark.parametrize(
-    ("expression", "words"),
-    [
-        ("10 ** (10 ** 8)", r"\*\* could make a number of more than 100,000 bits"),
-        ("2 | round(10 ** 9)", "the filter round could make more than"),
-        ("'x' * 10 ** 9", r"\* could make more than 100,000,000 characters"),
-        ("('%' ~ '0999999999d') % 1", "the format '%0999999999d' could make a text without bound"),
-        ("'%*d' % (999999999, 1)", "the format"),
-        ("'%(a).999999999f' % {'a': 1}", "the format"),
-        ("('%' ~ '0999999999d') | format(1)", "the format"),
-        ("'{:>9999999999}'.format(1)", "the format"),
-        ("'{{{:>9999999999}'.format(1)", "the format"),
-        ("'{:{w}}'.format(1, w=9999999999)", "the format"),
-        ("'{a:>9999999999}'.format_map({'a': 1})", "the format"),
-        ("('{:>9999999999}'|attr('format'))(1)", "the format"),
-        ("'x'.center(10 ** 10)", "center could make more than"),
-        ("'x'.rjust(width=10 ** 10)", "rjust could make more than"),
-        ("('x' * 10 ** 6).join(['y'] * 10 ** 6)", "join could make more than"),
-        ("[1] | tojson(indent=10 ** 10)", "the filter tojson"),
-    ],
-)
-def test_one_operation_that_would_take_too_long_is_never_begun(expression: str, words: str) -> None:
-    began = time.perf_counter()
-    with pytest.raises(ValueError, match=words):
-        ChatTemplate("{{ " + expression + " }}").render(USER)
-    assert time.perf_counter() - began < 0.5
 
 
 def test_what_real_templates_calculate_stays_possible() -> None:
