@@ -25,9 +25,11 @@ from tutorial_engine.viz.cell_explorer import CellExplorer
 from tutorial_engine.viz.explorer import Explorer
 from tutorial_engine.viz.fact_page import TITLE, fact_poster
 from tutorial_engine.viz.kv_edit_view import transplant_choices, transplant_runs
+from tutorial_engine.viz.moving import at_night
 from tutorial_engine.viz.player import Card, Frame, save_player
 from tutorial_engine.viz.recorded import labels
 from tutorial_engine.viz.rope_explorer import RopeExplorer
+from tutorial_engine.viz.scene import Scene, png_of
 from tutorial_engine.viz.scheduler_explorer import CLASSES, SchedulerExplorer
 from tutorial_engine.viz.scheduler_steps import SchedulerRun
 from tutorial_engine.viz.scheduler_view import SchedulerView
@@ -274,11 +276,10 @@ def write(folder: Path, links: Callable[[Entry], Mapping[str, str]] | None = Non
     model, tokenizer = load_model(), load_tokenizer()
     more: dict[str, Any] = {"links": links(FACTS)} if links else {}
     files = [facts.write_page(folder / FACTS.file, **more)]
-    (folder / f"{FACTS.name}.png").write_bytes(fact_poster(facts.known()))
+    _still(folder, FACTS.name, fact_poster(facts.known()), 0.9)
     for show in SHOWS:
         film = show.make(model, tokenizer)
-        poster = film.runs[0][len(film.runs[0]) * 2 // 5].scene.png(zoom=0.8)
-        (folder / f"{show.name}.png").write_bytes(poster)
+        _still(folder, show.name, film.runs[0][len(film.runs[0]) * 2 // 5].scene, 0.8)
         same = {"lead": show.words, "step_name": film.step_name, "start": film.start}
         if show.card:
             file = folder / f"{show.name}-card.html"
@@ -286,6 +287,12 @@ def write(folder: Path, links: Callable[[Entry], Mapping[str, str]] | None = Non
         more = {"choices": film.choices, "links": links(show) if links else None, **same}
         files.append(save_player(film.runs, folder / show.file, show.title, **more))
     return files
+
+
+def _still(folder: Path, name: str, scene: Scene, zoom: float) -> None:
+    """A still picture of a player, by day and by night."""
+    (folder / f"{name}.png").write_bytes(scene.png(zoom))
+    (folder / f"{name}-dark.png").write_bytes(png_of(at_night(scene.svg()), zoom))
 
 
 def main() -> None:

@@ -145,12 +145,20 @@ def players_page() -> str:
         where = f" · Lesson {link(lesson_of(show.lesson), show.heading)}"
         lines += [
             f"## {show.title}\n",
-            f'<a href="players/{show.file}"><img class="poster" src="players/{show.name}.png" '
-            f'alt="{escape(show.title)}: a step of it"></a>\n',
+            f'<a href="players/{show.file}">{stills(show)}</a>\n',
             f"{show.words}\n",
             f'<a href="players/{show.file}">Open the player</a>{where}\n',
         ]
     return "\n".join(lines)
+
+
+def stills(show: players.Entry) -> str:
+    """A player's still picture, and the one for a dark page; furo shows one of them."""
+    return "".join(
+        f'<img class="poster only-{page}" src="players/{show.name}{end}.png" '
+        f'alt="{escape(show.title)}: a step of it">'
+        for page, end in (("light", ""), ("dark", "-dark"))
+    )
 
 
 def links_of(show: players.Entry) -> dict[str, str]:

@@ -11,7 +11,7 @@ from typing import Any
 from tutorial_engine.viz.parts import CENTRE, MARGIN, RIGHT, Sheet
 from tutorial_engine.viz.player import choice, shell
 from tutorial_engine.viz.request_look import tint
-from tutorial_engine.viz.scene import Value
+from tutorial_engine.viz.scene import Scene, Value
 from tutorial_engine.viz.style import INK, QUIET, RED
 from tutorial_engine.viz.tokens import escape
 
@@ -101,14 +101,14 @@ def map_scene(
     return sheet
 
 
-def fact_poster(said: Mapping[str, Any]) -> bytes:
-    """A PNG of the map in the middle of a search, so that it does not show what is found."""
+def fact_poster(said: Mapping[str, Any]) -> Scene:
+    """The map in the middle of a search, so that it does not show what is found."""
     heads, last = range(said["heads"]), said["layers"] - 1
     tried = {
         ("v", head, layer): 1 + (layer > last // 2) for head in heads for layer in range(last + 1)
     }
     now = {("v", head, layer) for head in heads for layer in range(last - 7, last + 1)}
-    return map_scene(last + 1, len(heads), now=now, tried=tried).png(zoom=0.9)
+    return map_scene(last + 1, len(heads), now=now, tried=tried)
 
 
 def fact_page(said: Mapping[str, Any], links: Mapping[str, str] | None = None) -> str:

@@ -60,7 +60,10 @@ def moving(
 
 
 def at_night(svg: str) -> str:
-    """The same picture for a dark page: each colour keeps its hue, and light becomes dark."""
+    """The same picture for a dark page: each colour keeps its hue, and light becomes dark.
+
+    A magnitude keeps its colour (parts.SHADE, and cells of attention): the most is the brightest.
+    """
 
     def turn(match: re.Match[str]) -> str:
         red, green, blue = (int(match[0][i : i + 2], 16) / 255 for i in (1, 3, 5))
@@ -68,7 +71,11 @@ def at_night(svg: str) -> str:
         parts = colorsys.hls_to_rgb(hue, 0.97 - 0.9 * light, strength)
         return "#" + "".join(f"{round(255 * part):02x}" for part in parts)
 
-    return re.sub(r"#[0-9a-fA-F]{6}\b", turn, svg)
+    keeps = re.compile('class="te-(shade|cell)"')
+    tags = re.split("(<[^>]*>)", svg)
+    return "".join(
+        tag if keeps.search(tag) else re.sub("#[0-9a-fA-F]{6}\\b", turn, tag) for tag in tags
+    )
 
 
 def _runs(looks: Sequence[dict[str, str] | None]) -> Iterator[tuple[int, int]]:

@@ -107,15 +107,7 @@ class Scene:
 
     def png(self, zoom: float = 1.4) -> bytes:
         """The same scene as PNG bytes, with the font that ships with matplotlib."""
-        png = resvg_py.svg_to_bytes(
-            svg_string=self.svg(),
-            zoom=zoom,
-            font_files=_font_files(),
-            skip_system_fonts=True,
-            font_family=FONT,
-            sans_serif_family=FONT,
-        )
-        return small_png(bytes(png))
+        return png_of(self.svg(), zoom)
 
     def picture(self, caption: str, zoom: float = 1.4, shown: str = "") -> Picture:
         """The scene as a Picture with its caption written below, and without the pointer's hint.
@@ -129,6 +121,19 @@ class Scene:
         for i, line in enumerate(lines):
             still.text(f"caption.{i}", 8, self.height + 14 + 20 * i, line, 13)
         return Picture(still.svg(), still.png(zoom), caption)
+
+
+def png_of(svg: str, zoom: float = 1.4) -> bytes:
+    """An SVG as PNG bytes, with the font that ships with matplotlib."""
+    png = resvg_py.svg_to_bytes(
+        svg_string=svg,
+        zoom=zoom,
+        font_files=_font_files(),
+        skip_system_fonts=True,
+        font_family=FONT,
+        sans_serif_family=FONT,
+    )
+    return small_png(bytes(png))
 
 
 # The fill of a rectangle with stripes: `svg` draws them one by one. A file that is one picture and
