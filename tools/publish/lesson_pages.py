@@ -10,13 +10,17 @@ import html
 import re
 import shutil
 from functools import cache
+from io import BytesIO
 from pathlib import Path
 from typing import NamedTuple
 
 import nbformat
 from nbformat import NotebookNode
+from PIL import Image
 
 from tools.publish.build import NOTEBOOKS, QUESTION, Lesson, sources, target
+from tutorial_engine.viz.moving import at_night
+from tutorial_engine.viz.scene import png_of
 from tutorial_engine.viz.tokens import escape
 
 HEADING = re.compile(r"^# (#{1,3}) (.+)$", re.M)  # in a Markdown cell of a source
@@ -25,6 +29,7 @@ TITLE = re.compile(r"\A# (.+)$", re.M)  # of a lesson, or of a sitting
 OPEN = ("Choose an answer above", "☐")  # how the outputs begin that only a run can change
 INLINE = re.compile(r'<img src="data:image/png;base64,([^"]+)"([^>]*)>')
 FIGURES = NOTEBOOKS.parent / "figures"
+WIDTH = re.compile(r'<svg[^>]* width="([\d.]+)')
 
 
 class Question(NamedTuple):
@@ -127,11 +132,22 @@ def _question(lesson: Lesson, cell: NotebookNode, heading: str = "") -> Question
 def picture(data: str, look: str, up: str) -> str:
     """A picture (base64) that opens alone, so that a phone can enlarge it; `look`: attributes.
 
-    What is one of the figures opens as SVG, whose letters stay sharp.
+    What is one of the figures opens as SVG, whose letters stay sharp, and turns with the page: furo
+    shows one of two. (A plot of times is measured anew for the figures, so it stays as it is.)
     """
     file, png = f"pictures/{_file(data)}", base64.b64decode(data)
-    goal = f"figures/{figures()[png]}" if png in figures() else file
-    return f'<a class="picture" href="{up}{goal}"><img src="{up}{file}"{look}></a>'
+    if png not in figures():
+        return f'<a class="picture" href="{up}{file}"><img src="{up}{file}"{look}></a>'
+    both = "".join(
+        f'<img class="only-{page}" src="{up}{name}"{look}>'
+        for page, name in (("light", file), ("dark", by_night(file)))
+    )
+    return f'<a class="picture" href="{up}figures/{figures()[png]}">{both}</a>'
+
+
+def by_night(file: str) -> str:
+    """The name of a picture's file for a dark page."""
+    return f"{file.removesuffix('.png')}-dark.png"
 
 
 @cache
@@ -213,6 +229,12 @@ def _said(output: NotebookNode) -> str:
     return output.get("text") or output.get("data", {}).get("text/plain", "")
 
 
+def _dark_png(svg: str, width: int) -> bytes:
+    """A figure for a dark page, so many pixels wide."""
+    in_pixels = re.sub(r'(<svg[^>]* width="[\d.]+)pt(" height="[\d.]+)pt"', r'\1\2"', svg)
+    return png_of(at_night(in_pixels), zoom=width / float(WIDTH.findall(in_pixels)[0]))
+
+
 def write_pictures(lessons: tuple[Lesson, ...], folder: Path) -> None:
     """All pictures as files below the folder, those that are figures as SVG, too."""
     for name in ("pictures", "figures"):
@@ -222,3 +244,6 @@ def write_pictures(lessons: tuple[Lesson, ...], folder: Path) -> None:
             (folder / "pictures" / name).write_bytes(png)
             if png in figures():
                 shutil.copy(FIGURES / figures()[png], folder / "figures")
+                svg = (FIGURES / figures()[png]).read_text(encoding="utf-8")
+                width = Image.open(BytesIO(png)).width
+                (folder / "pictures" / by_night(name)).write_bytes(_dark_png(svg, width))
