@@ -171,7 +171,7 @@ EXERCISES: dict[str, Exercise] = {
         c3.SHARE_SLIPS,
         [
             (share_with_a_hole, "share_with_a_hole(10, 2, 8) returns None"),
-            (but("num_tokens_to_run", str), "yours     '3'"),
+            (but("num_tokens_to_run", str), "gives '3' for"),
             (but("num_tokens_to_run", lambda n: True if n == 1 else n), "True"),
         ],
     ),
@@ -221,7 +221,7 @@ EXERCISES: dict[str, Exercise] = {
             (lambda arrival, times: (times[-1] - arrival, 1.0), ""),
             (metrics(lambda pair: (pair[0], 1.0)), ""),
             (lambda arrival, times: (times[0] - arrival, times[20]), "raised IndexError"),
-            (metrics(lambda pair: [round(x, 3) for x in pair]), "0.333, expected 0.3333"),
+            (metrics(lambda pair: [round(x, 3) for x in pair]), "gives [1, 0.333] for"),
             (metrics(lambda pair: [round(x, 4) for x in pair]), "TPOT 0.3333, expected 0.33333"),
             (metrics(sum), "must return two numbers"),
         ],

@@ -115,7 +115,7 @@ FIND = slips_of(
     RIGHT["find"],
     """
     token_ids[end - block_size : end] → token_ids[end : end + block_size]
-        in cache    1 → 3
+        in cache 1 → 3
     token_ids[end - block_size : end] → token_ids[:end]
         hash_of got 2 tokens in blocks of 1; the input was
     hash_of(last, token_ids[end - block_size : end]) → hash_of(token_ids[:end], last)
@@ -130,7 +130,7 @@ FIND = slips_of(
     return found → cached.clear(); return found
         `cached` has changed
     range(block_size, len(token_ids), → range(block_size, len(token_ids) + block_size - 1,
-        left to run    no token
+        left to run  no token
     range(block_size, len(token_ids), block_size) → iter(lambda: block_size, 0)
     hash_of(last, → hash_of(None,
         called again and again
@@ -422,7 +422,7 @@ EXERCISES: dict[str, Exercise] = {
         ],
         c4.SLOTS_SLIPS,
         [
-            (lambda t, s, n: RIGHT["slots"](t, s, n - 1), "0 items, expected 1"),
+            (lambda t, s, n: RIGHT["slots"](t, s, n - 1), "gives [] for"),
             (
                 lambda t, s, n: [t[p // s] * s + (p & s - 1) for p in range(n)],
                 "position 1: offset 1 in logical",
@@ -492,7 +492,7 @@ EXERCISES: dict[str, Exercise] = {
         {**FIND_SLIPS, **FIND},
         [
             (lambda t, n, hash_of, _: [hash_of(None, t[0])], "got 1 as the tokens"),
-            (lambda *_: [2], "yours          [2]"),
+            (lambda *_: [2], "gives [2] for"),
             (lambda t, *rest: RIGHT["find"]([*t, 0], *rest)[:-1], ""),
             (but("find", set), "is of type set, expected of type list"),
         ],
@@ -552,7 +552,7 @@ EXERCISES: dict[str, Exercise] = {
         [
             (
                 lambda c, s, q: [i for i, (p, own) in enumerate(c) if p <= q],
-                "too many       cell 0 (position 0, owners {1})",
+                "too many  cell 0 (position 0, owners {1})",
             ),
             (but("visible", lambda cells: cells[1:]), ""),
             (lambda c, s, q: [s in own for _, own in c], "got True or False for each"),
@@ -603,7 +603,7 @@ EXERCISES: dict[str, Exercise] = {
         [end_to_end_by_blocks],
         END_TO_END_SLIPS,
         [
-            (lambda tables, lens, size: ([0], []), "[0] 1 items, expected 2"),
+            (lambda tables, lens, size: ([0], []), "gives [[0], []] for"),
             (lambda tables, *rest: right_end_to_end([[0]] * 3, *rest), ""),
             (lambda tables, lens, size: ([0, 7], tables), "it returned ([0, 7], [["),
             (lambda *case: right_end_to_end(*case)[1], "two lists of whole numbers"),
@@ -671,10 +671,10 @@ EXERCISES: dict[str, Exercise] = {
         ],
         HITS_SLIPS,
         [
-            (lambda prompts, size: [0 for _ in prompts[1:]], "1 items, expected 2"),
+            (lambda prompts, size: [0 for _ in prompts[1:]], "gives [0] for"),
             (lambda prompts, size: 64, "yours is of type int, expected of type list"),
             (lambda *_: [32, 64, 32, 64], ""),
-            (hits_of_the_first_prompt, "yours          [0, 2]\n  expected       [0, 0]"),
+            (hits_of_the_first_prompt, "gives [0, 2] for"),
         ],
     ),
     "log": Exercise(

@@ -33,7 +33,7 @@ def told(facts: Mapping[str, object]) -> str:
 
     for name, value in facts.items():
         rows = shown(value)
-        if len(rows) == 1 and not (isinstance(value, Tensor) and value.dim() == 2):
+        if len(rows) == 1 and not _is_matrix(value):
             write_tables()
             lines.append(f"  {name:{left}}{rows[0]}")
             continue
@@ -59,6 +59,16 @@ def shown(value: object) -> list[str]:
             return [_line(value.tolist())]
         return [f"a tensor {list(value.shape)}"]
     return [_line(value)]
+
+
+def in_a_line(value: object) -> str | None:
+    """A value as it is written in a line of text; None where it needs a table."""
+    rows = shown(value)
+    return None if len(rows) > 1 or _is_matrix(value) else rows[0]
+
+
+def _is_matrix(value: object) -> bool:
+    return isinstance(value, Tensor) and value.dim() == 2
 
 
 def _line(value: object) -> str:
@@ -126,8 +136,7 @@ def first_difference(got: Any, want: Any, tolerance: float = 1e-5, place: str = 
         if not differ:
             return ""
         at = tuple(differ[0])
-        mine, right = (_number(x[at].item()) for x in (got, want))
-        return f"{place}{list(at)}: {mine}, expected {right}"
+        return f"{place}{list(at)}: {_told_apart(got[at].item(), want[at].item())}"
     if isinstance(want, list | tuple):
         if not isinstance(got, list | tuple):
             return f"{place or 'yours'} is {_kind(got)}, expected {_kind(want)}"
@@ -135,8 +144,15 @@ def first_difference(got: Any, want: Any, tolerance: float = 1e-5, place: str = 
             if not alike(*pair, tolerance):
                 return first_difference(*pair, tolerance, f"{place}[{i}] ")
         if len(got) != len(want):
-            return f"{place}{len(got)} items, expected {len(want)}"
-    return f"{place.rstrip()}: {_line(got)}, expected {_line(want)}" if place else ""
+            is_seen = not place and max(len(got), len(want)) <= COLUMNS
+            return "" if is_seen else f"{place}{len(got)} items, expected {len(want)}"
+    return f"{place.rstrip()}: {_told_apart(got, want)}" if place else ""
+
+
+def _told_apart(got: object, want: object) -> str:
+    """Two values in a line, with all digits where four are the same."""
+    both = [_line(value) for value in (got, want)]
+    return ", expected ".join(both if both[0] != both[1] else [repr(got), repr(want)])
 
 
 def _kind(value: object) -> str:

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from tutorial_engine.learn.facts import AsIs, alike, first_difference, told
+from tutorial_engine.learn.facts import WIDE, AsIs, alike, first_difference, in_a_line, told
 from tutorial_engine.learn.parts import listed, number
 from tutorial_engine.learn.verdict import (
     CannotBe,
@@ -34,6 +34,8 @@ Function = Callable[..., Any]
 Slips = Mapping[str, Function]  # what to say → the function that makes this mistake
 Change = tuple[str, str]  # a text of the right source, and what stands there instead
 CODE = " ▸ "  # before it: what is wrong; after it: the code that mends it
+FIRST = "differs first"
+ROUGH = 2e-2  # what is right to this, and not to 1e-5, was rounded on its way
 SHORT = {torch.bfloat16: (2e-2, 3), torch.float16: (4e-3, 4)}  # dtype → its tolerance and digits
 
 
@@ -132,12 +134,15 @@ def judge(
         slip = "" if error else _slip_in(answers, cases, theirs, tolerance)
         each = [told(arguments_of(case)) for case in cases]
         at = min(wrong, key=lambda i: (len(each[i]), i))
-        lines = [f"{name} gives another answer for this input:", each[at]]
         facts = _differing(answers[at], wants[at], tolerance)
-        lines.append(told(facts | _read_back(answers[at], cases[at], also)))
-        if slip:
-            lines.append(f"  For all {len(cases)} inputs your answers are these: {slip}")
-        return Verdict(False, "\n".join(lines))
+        if is_rounded(answers, wants) and "but" not in facts:
+            facts["but"] = AsIs(f"all {len(cases)} answers are right to about two digits")
+        facts |= _read_back(answers[at], cases[at], also)
+        given = dict(arguments_of(cases[at]))
+        return Verdict(False, _message(name, given, facts, slip, len(cases)))
+
+    def is_rounded(answers: Sequence[Any], wants: Sequence[Any]) -> bool:
+        return alike(answers, wants, ROUGH) and tolerance < ROUGH
 
     def arguments_of(case: tuple[Any, ...]) -> Mapping[str, object]:
         if inputs:
@@ -169,11 +174,33 @@ def _slip_in(answers: Sequence[Any], cases: Sequence[Any], slips: Slips, toleran
     return found[0] if len(found) == 1 else ""
 
 
+def _message(
+    name: str, inputs: dict[str, object], facts: dict[str, object], slip: str, count: int
+) -> str:
+    """What is wrong, in the first line if a line is enough for it; then the input and the facts."""
+    slip, mark, code = slip.partition(CODE)
+    lines = [f"{name}: {slip} (all {count} of your answers fit this)"] if slip else []
+    written = {one: in_a_line(value) for one, value in (inputs | facts).items()}
+    given = ", ".join(f"{one} {written[one]}" for one in inputs)
+    short = f"gives {written['yours']} for {given}; expected {written['expected']}"
+    is_short = None not in (written[one] for one in (*inputs, "yours", "expected"))
+    if is_short and len(short) <= WIDE:
+        lines.append(f"{'  it' if slip else name} {short}")
+        said = {"yours", "expected"}
+        if written["yours"] != written["expected"] and str(facts.get(FIRST)).startswith("["):
+            said.add(FIRST)
+        facts = {one: fact for one, fact in facts.items() if one not in said}
+    else:
+        lines += ["  for instance for" if slip else f"{name} gives another answer for this input:"]
+        lines.append(told(inputs))
+    return "\n".join(filter(None, [*lines, told(facts)])) + mark + code
+
+
 def _differing(got: Any, want: Any, tolerance: float) -> dict[str, object]:
     """Both answers, and where they differ first."""
     facts: dict[str, object] = {"yours": got, "expected": want}
     if first := first_difference(got, want, tolerance):
-        facts["differs first"] = AsIs(first)
+        facts[FIRST] = AsIs(first)
     if short := _too_short(got, want):
         facts["but"] = AsIs(short)
     return facts
@@ -233,7 +260,8 @@ def _at_this_try(name: str, function: Any, verdict: Verdict) -> Verdict:
     what, _, code = verdict.message.partition(CODE)
     if not code or len(known) == 1:
         return Verdict(False, what)
-    return Verdict(False, f"{what}{':' * (what[-1] != '?')} {code}")
+    between = "\n  code: " if "\n" in what else ": "
+    return Verdict(False, f"{what}{between}{code}")
 
 
 def _too_short(got: Any, want: Any) -> str:
