@@ -61,7 +61,7 @@ $(READY): pyproject.toml constraints.txt
 	@echo "Setting up $(VENV): this takes a few minutes, once, and about 2 GB" \
 	  "$(if $(TORCH_INDEX),(PyTorch for CPUs).,(6 GB where pip takes PyTorch for NVIDIA GPUs).)"
 	@# what another Python has left there goes
-	$(PYTHON) -m venv $(VENV) $$(test "$$($(BIN)/python -c '$(VERSION)' 2>&1)" = \
+	@$(PYTHON) -m venv $(VENV) $$(test "$$($(BIN)/python -c '$(VERSION)' 2>&1)" = \
 	  "$$($(PYTHON) -c '$(VERSION)')" || echo --clear)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python $(PIP) $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) -e '.[$(EXTRAS)]' --no-compile
