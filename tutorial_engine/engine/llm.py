@@ -3,7 +3,6 @@
 Knows the names that scripts for vLLM use; decides nothing itself.
 """
 
-import inspect
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -32,7 +31,7 @@ def _takes(
     """Marks a method that hands on what it takes: help, editors and mypy show the other's names."""
 
     def mark(method: Callable[..., None]) -> Callable[Concatenate[Any, P], None]:
-        method.__signature__ = inspect.signature(other)  # type: ignore[attr-defined]
+        method.__wrapped__ = other  # type: ignore[attr-defined]
         return method
 
     return mark
