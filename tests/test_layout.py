@@ -133,7 +133,7 @@ def test_what_is_imported_is_asked_for() -> None:
     outside -= {"vllm"}  # the peer of tools/vllm, in an environment of its own
     outside -= {"hatchling"}  # which builds the package, in an environment of its own
     asked = {canonicalize_name(r.name) for r in direct()}
-    asked |= {"ipython", "nbformat"} & pins().keys()  # come with Jupyter
+    asked |= {"ipython", "nbformat", "jupyter-server"} & pins().keys()  # come with Jupyter
     other_name = {"PIL": "pillow", "IPython": "ipython", "yaml": "pyyaml"}
     assert not {n for n in outside if canonicalize_name(other_name.get(n, n)) not in asked}
 
@@ -152,7 +152,7 @@ def test_environment_is_one_python_from_conda_forge_and_the_rest_by_pip() -> Non
     assert constraints == "-c constraints.txt" and extras
     assert set(extras[1].split(",")) <= PROJECT["optional-dependencies"].keys() - {"test"}
     assert f"EXTRAS ?= {extras[1]},test\n" in MAKEFILE
-    assert f"install --quiet {constraints} -e '.[$(EXTRAS)]'" in MAKEFILE
+    assert f"PIP := -m pip install --quiet {constraints}\n" in MAKEFILE
 
 
 def named_pythons() -> set[str]:

@@ -6,6 +6,7 @@ says what it says alone, aborted, failing or streamed, is in test_as_if_alone.py
 
 import warnings
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
@@ -29,6 +30,7 @@ from tutorial_engine.engine.request import RequestOutput
 from tutorial_engine.model.decoder import CausalLM
 from tutorial_engine.sampling.params import SamplingParams
 from tutorial_engine.trace.events import Recorder, StepEnded
+from tutorial_engine.viz.timeline_plots import timeline
 
 TEXTS = ["Once upon a time", "Anna had a red kite. One day", "Tom and"]
 GREEDY = SamplingParams(temperature=0, max_tokens=12)
@@ -115,6 +117,20 @@ def test_a_second_identical_prompt_is_found_until_the_cache_is_reset(
     assert llm.llm_engine.run()[0].num_cached_tokens == 32
     off = LLM(model, enable_prefix_caching=False)
     assert [ask(off, [prompt])[0].num_cached_tokens for _ in range(2)] == [0, 0]
+
+
+def test_a_recorder_has_what_it_decides_and_it_is_drawn(model: CausalLM, tmp_path: Path) -> None:
+    run = Recorder()
+    params = SamplingParams(temperature=0, max_tokens=5, ignore_eos=True)
+    ask(LLM(model, trace=run), PROMPTS, params)
+    assert run.trace().num_steps == 5
+    picture = timeline(run.trace())
+    picture.save(tmp_path / "pictures", "run")
+    assert (tmp_path / "pictures" / "run.svg").read_text(encoding="utf-8") == picture.svg
+    with pytest.raises(ValueError, match="give a folder and a name"):
+        picture.save("run.svg")
+    with pytest.raises(ValueError, match=r"LLM\(\.\.\., trace=run\).*run\.trace\(\); got LLM"):
+        timeline(LLM(model))  # type: ignore[arg-type]
 
 
 def test_a_stream_runs_as_far_as_it_is_read(llm: LLM) -> None:

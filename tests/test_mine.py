@@ -1,5 +1,6 @@
 """The copies that `make lab` makes: once, never written again, unknown to git."""
 
+import asyncio
 import re
 import subprocess
 from pathlib import Path
@@ -8,6 +9,8 @@ import nbformat
 import pytest
 from nbformat import v4 as new
 
+from tools import lab
+from tools.lab import OwnCopies
 from tools.mine import lessons, main, make_copies
 from tools.publish.build import LESSONS, NOTEBOOKS, target
 
@@ -52,6 +55,32 @@ def test_a_file_that_is_no_notebook_stays(tmp_path: Path, text: str) -> None:
     (tmp_path / "my_01.ipynb").write_text(text, encoding="utf-8")
     assert make_copies(tmp_path) == []
     assert (tmp_path / "my_01.ipynb").read_text(encoding="utf-8") == text
+
+
+def test_lab_lists_the_copy_and_not_the_original_too(tmp_path: Path) -> None:
+    for name in ("01_attention_rope", "02_kv_cache", "my_01", "solutions/01_attention_rope"):
+        write(tmp_path / f"{name}.ipynb", name)
+    (tmp_path / "src").mkdir()
+    manager = OwnCopies(root_dir=str(tmp_path))
+
+    def names(path: str) -> set[str]:
+        return {entry["name"] for entry in asyncio.run(manager.get(path))["content"]}
+
+    assert names("") == {"02_kv_cache.ipynb", "my_01.ipynb", "solutions"}
+    assert names("solutions") == {"01_attention_rope.ipynb"}
+    original = asyncio.run(manager.get("01_attention_rope.ipynb"))
+    assert original["content"]["cells"][0]["source"] == "01_attention_rope", "a link opens it"
+
+
+def test_lab_is_started_on_the_copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path / "01_attention_rope.ipynb", "first")
+    given: list[str] = []
+    monkeypatch.setattr("jupyterlab.labapp.main", given.extend)
+    monkeypatch.setattr("sys.argv", ["lab", str(tmp_path), "--no-browser"])
+    lab.main()
+    assert (tmp_path / "my_01.ipynb").is_file()
+    assert given[0] == f"--notebook-dir={tmp_path}" and given[-1] == "--no-browser"
+    assert f"--ServerApp.contents_manager_class=tools.lab.{OwnCopies.__name__}" in given
 
 
 def test_every_lesson_is_found_and_git_ignores_its_copies(

@@ -16,6 +16,7 @@ import transformers
 from browser import ROOT, barriers, chromium
 
 from tools import teaching
+from tools.mine import copy_of
 from tools.publish import handout, slides
 from tools.publish.build import (
     LESSONS,
@@ -109,7 +110,11 @@ def test_handouts_have_what_lab_needs_and_no_answers(
     teachers = {name for name in names if name.startswith("docs/teaching/")}
     assert teachers == {"docs/teaching/capstone.md"}, "the plans have answers in them"
     paths = set(re.findall(r"`((?:docs|notebooks)/[^`]+)`", first))
-    assert paths <= there and {f"notebooks/{one.notebook}.ipynb" for one in LESSONS} <= paths
+    copies = {
+        target(one.notebook, solved=False).with_name(copy_of(one.code)).relative_to(ROOT).as_posix()
+        for one in LESSONS
+    }
+    assert copies <= paths and paths - copies <= there, "what a student opens is a copy"
     monkeypatch.setattr(handout, "solutions", lambda _: [["import torch"]])
     with pytest.raises(ValueError, match="has solution 1"):
         handout.students_files()

@@ -9,6 +9,7 @@ import pytest
 from traces import check_words
 
 from tutorial_engine.engine.clock import VirtualClock
+from tutorial_engine.engine.llm import LLM
 from tutorial_engine.lab.vllm import RUNS, record, recorded_run, serve_again
 from tutorial_engine.model.checkpoint import load_model, load_tokenizer
 from tutorial_engine.trace.events import (
@@ -76,6 +77,8 @@ def test_pictures_draw_it(run: Trace) -> None:
 
 def test_what_cannot_be_recorded_is_refused_with_the_way_out() -> None:
     with pytest.raises(ValueError, match="VLLM_ENABLE_V1_MULTIPROCESSING"), record(object()):
+        pass
+    with pytest.raises(ValueError, match="records itself: run = Recorder"), record(LLM()):
         pass
     with pytest.raises(ValueError, match="only: burst, came_back, long_prompt"):
         recorded_run("brust")

@@ -1,4 +1,4 @@
-"""The learner's own copies of the notebooks: `python -m tools.mine`, which `make lab` calls.
+"""The learner's own copies of the notebooks: `python -m tools.mine`; `tools.lab` makes them, too.
 
 `notebooks/01_attention_rope.ipynb` is copied once, to `notebooks/my_01.ipynb`, and an appendix
 within its folder. A copy that is there is never written; git ignores it. Runs no notebook.
@@ -31,6 +31,11 @@ def text_of(notebook: NotebookNode) -> str:
     return hashlib.sha256(cells.encode()).hexdigest()[:16]
 
 
+def copy_of(code: str) -> str:
+    """The name of a lesson's copy."""
+    return f"my_{code}.ipynb"
+
+
 def make_copies(folder: Path) -> list[str]:
     """Copy each lesson that has no copy yet → sentences about what was made, and what is older.
 
@@ -38,7 +43,7 @@ def make_copies(folder: Path) -> list[str]:
     """
     said, made = [], []
     for code, path in lessons(folder):
-        lesson, copy = nbformat.read(path, as_version=4), path.with_name(f"my_{code}.ipynb")
+        lesson, copy = nbformat.read(path, as_version=4), path.with_name(copy_of(code))
         if not copy.exists():
             lesson.metadata[OF] = text_of(lesson)
             nbformat.write(lesson, copy)

@@ -3,8 +3,8 @@
     python tools/run_readme.py
 
 Blocks that name a checkpoint of the hub are left out, for they download it, and blocks for which
-the real model or transformers is not here. `make test-wheel` calls it far from the checkout, so it
-says which tutorial_engine it found.
+the real model, transformers or matplotlib is not here. `make test-wheel` calls it far from the
+checkout, so it says which tutorial_engine it found.
 """
 
 import re
@@ -30,6 +30,8 @@ def can_run(block: str) -> bool:
     """Is what it needs here?"""
     if "real_model" in block:
         return find_spec("platformdirs") is not None and where_it_is().is_dir()
+    if "tutorial_engine.viz" in block and find_spec("matplotlib") is None:
+        return False  # a plain install draws nothing
     if "from transformers" in block:
         return find_spec("transformers") is not None
     return HUB not in block

@@ -7,17 +7,44 @@ from rooms before it. docs/architecture.md leads through them.
 What users need is here, under vLLM's names, and is imported when it is first asked for.
 """
 
-from tutorial_engine.doors import hands_out
+from typing import TYPE_CHECKING
 
-__getattr__, __all__ = hands_out(
-    __name__,
-    {
-        "engine": (
-            "LLM, EngineArgs, EngineConfig, LLMEngine, RequestOutput, CompletionOutput, "
-            "TextPrompt, TokensPrompt, load_chat_template"
-        ),
-        "sampling": "SamplingParams",
-        "model": "load_model, load_tokenizer",
-        "cache": "StaticKVCache, PagedKVCache, CellKVCache",
-    },
-)
+from tutorial_engine.doors import lazy_exports
+
+if TYPE_CHECKING:
+    from tutorial_engine.cache import CellKVCache, PagedKVCache, StaticKVCache
+    from tutorial_engine.engine import (
+        LLM,
+        CompletionOutput,
+        EngineArgs,
+        EngineConfig,
+        LLMEngine,
+        RequestOutput,
+        TextPrompt,
+        TokensPrompt,
+        load_chat_template,
+    )
+    from tutorial_engine.model import load_model, load_tokenizer
+    from tutorial_engine.sampling import SamplingParams
+else:
+    __getattr__, __dir__ = lazy_exports(__name__)
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "LLM",
+    "CellKVCache",
+    "CompletionOutput",
+    "EngineArgs",
+    "EngineConfig",
+    "LLMEngine",
+    "PagedKVCache",
+    "RequestOutput",
+    "SamplingParams",
+    "StaticKVCache",
+    "TextPrompt",
+    "TokensPrompt",
+    "load_chat_template",
+    "load_model",
+    "load_tokenizer",
+]

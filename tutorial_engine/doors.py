@@ -3,27 +3,46 @@
 So the doctor runs, and says so, where torch is not installed, and a plot loads no explorer.
 """
 
-from collections.abc import Callable, Mapping
+import ast
+import inspect
+import sys
+from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
 
-def hands_out(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any], list[str]]:
-    """A package's `__getattr__` and `__all__`. homes: module → its names, "one, two as public_two".
+def lazy_exports(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """A package's `__getattr__` and `__dir__`, read from the imports under its `TYPE_CHECKING`.
 
-    A function that is called like its module needs another public name: whoever imports the module
-    first would get that.
+    An editor reads the same imports, so it knows the package. A function that is called like its
+    module needs another public name: whoever imports the module first would get that.
     """
-    where = {
-        entry.split()[-1]: (module, entry.split()[0])
-        for module, entries in homes.items()
-        for entry in entries.split(", ")
+    here = sys.modules[package]
+    homes = {
+        alias.asname or alias.name: (line.module or "", alias.name)
+        for block in ast.parse(inspect.getsource(here)).body
+        if isinstance(block, ast.If)
+        for line in block.body
+        if isinstance(line, ast.ImportFrom)
+        for alias in line.names
     }
 
     def get(name: str) -> Any:
-        if name not in where:
+        if name not in homes:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        module, there = where[name]
-        return getattr(import_module(f"{package}.{module}"), there)
+        module, there = homes[name]
+        try:
+            return getattr(import_module(module), there)
+        except ModuleNotFoundError as error:
+            if error.name is None or error.name.startswith("tutorial_engine"):
+                raise
+            raise ModuleNotFoundError(
+                f"{package}.{name} needs {error.name}, which is not installed: "
+                "python -m pip install 'tutorial-engine[notebooks]'",
+                name=error.name,
+            ) from error
 
-    return get, sorted(where)
+    def names() -> list[str]:
+        return sorted({*vars(here), *homes} - {"TYPE_CHECKING", "lazy_exports"})
+
+    return get, names

@@ -21,6 +21,7 @@ from tutorial_engine.model.config import ModelConfig
 from tutorial_engine.model.decoder import CausalLM
 from tutorial_engine.model.tokenizer import end_ids, eos_token_id
 from tutorial_engine.sampling.params import SamplingParams
+from tutorial_engine.trace.events import Recorder
 
 CACHE_BYTES = 2**32  # at most so many for K and V, unless the blocks are counted: as vLLM on a CPU
 AS_LONG_AS_FITS = -1  # as max_model_len, in vLLM too
@@ -37,8 +38,8 @@ class EngineArgs:
     not stated, or as many tokens as 4 GiB hold. `num_gpu_blocks_override` states how many blocks
     there are, with vLLM's null block, which no request gets: n are n − 1 for requests, and one of
     max_model_len tokens must fit; −1 is as long as fits. `memory` is another KVMemory
-    for this model. ValueError for what vLLM has and this engine has not, and for an option that
-    nobody knows.
+    for this model. `trace` gets what the engine decides (docs/python.md). ValueError for what vLLM
+    has and this engine has not, and for an option that nobody knows.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class EngineArgs:
         enforce_eager: bool = False,
         seed: int | None = None,
         memory: KVMemory | None = None,
+        trace: Recorder | None = None,
         **options: Any,
     ) -> None:
         check_keywords("EngineArgs", options)
@@ -93,7 +95,7 @@ class EngineArgs:
         else:
             config = replace(config, eos_token_ids=self.eos_token_ids)
             self.model = load_model(model, device, dtype, config=config)
-        self.seed, self.memory = seed, memory
+        self.seed, self.memory, self.trace = seed, memory, trace
         if memory is None:
             at_least_one("block_size", block_size)
             config = self.model.config
@@ -114,6 +116,7 @@ class EngineArgs:
                 dtype=self.model.dtype,
                 device=self.model.device,
                 prefix_caching=True if enable_prefix_caching is None else enable_prefix_caching,
+                trace=trace,
             )
 
 

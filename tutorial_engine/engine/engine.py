@@ -128,6 +128,7 @@ class LLMEngine:
             engine_args.tokenizer,
             engine_args.config,
             memory=engine_args.memory,
+            trace=engine_args.trace,
             eos_token_ids=engine_args.eos_token_ids,
         )
         engine._next_seed = engine_args.seed

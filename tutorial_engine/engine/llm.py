@@ -4,9 +4,9 @@ Knows the names that scripts for vLLM use; decides nothing itself.
 """
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Concatenate, ParamSpec
 
 from tokenizers import Tokenizer
 
@@ -22,6 +22,19 @@ from tutorial_engine.model.decoder import CausalLM
 from tutorial_engine.sampling.params import SamplingParams
 
 Conversation = Sequence[Message]
+P = ParamSpec("P")
+
+
+def _takes(
+    other: Callable[Concatenate[Any, P], None],
+) -> Callable[[Callable[..., None]], Callable[Concatenate[Any, P], None]]:
+    """Marks a method that hands on what it takes: help, editors and mypy show the other's names."""
+
+    def mark(method: Callable[..., None]) -> Callable[Concatenate[Any, P], None]:
+        method.__wrapped__ = other  # type: ignore[attr-defined]
+        return method
+
+    return mark
 
 
 class LLM:
@@ -31,6 +44,7 @@ class LLM:
     that the text is the same on every machine (vLLM's default is 1.0). It warns once.
     """
 
+    @_takes(EngineArgs.__init__)
     def __init__(self, model: str | Path | CausalLM = TINY, **options: Any) -> None:
         args = EngineArgs(model, **options)
         self.llm_engine = LLMEngine.from_engine_args(args)
@@ -76,7 +90,10 @@ class LLM:
         else:
             template = ChatTemplate(chat_template) if chat_template else None
         if not template:
-            raise ValueError("this checkpoint has no chat template: hand one in, or use generate")
+            raise ValueError(
+                "this checkpoint has no chat template: hand one in, llm.chat(messages, "
+                "chat_template=...), a name or a Jinja text, or use llm.generate"
+            )
         is_list = isinstance(messages, list | tuple) and len(messages) > 0
         is_one = not is_list or isinstance(messages[0], Mapping)
         each: Any = [messages] if is_one else messages

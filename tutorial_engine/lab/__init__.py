@@ -16,37 +16,139 @@ The engine knows none of them.
 What the notebooks import is handed out here, each name when it is asked for.
 """
 
-from tutorial_engine.doors import hands_out
+from typing import TYPE_CHECKING
 
-__getattr__, __all__ = hands_out(
-    __name__,
-    {
-        "beside_vllm": "recorded_decisions, vllm_path",
-        "block_size": "block_size_trade, table as trade_table",
-        "conversation": "Conversation",
-        "dial": "sharing, sweep_block_sizes, table as dial_table",
-        "hf": "OurCache, run_transformers, run_transformers_from",
-        "hit_rate": "BEGINS, EVICTED, NOT_YET, RUNNING, SALT, SHORT, cases",
-        "kv_edit": "Exchange, continued, edited_paths, memory_of",
-        "layouts": "layouts as kv_layouts",
-        "ledger": (
-            "batched_paths, engine_paths, in_place_paths, layer_paths, ledger as equality_ledger, "
-            "loop_path, memory_paths, our_paths, table as ledger_table"
-        ),
-        "many_blocks": "PagedAttention",
-        "on_gpu": (
-            "BANDWIDTH, CARD, COMPILED, CONTEXTS, DECODE_MS, ONE_BY_ONE, REPLAYED, SERVING, "
-            "TRANSFORMERS, WHOLE_ENGINE_MS, count_launches, launches_of_layer, profile_step"
-        ),
-        "one_forward": "Work, against_the_roof, best_seconds, count_operations, ready, token_times",
-        "pool_log": "pool_log as log_of_pool",
-        "real": "real_model, vllm_said",
-        "roofline": "forward_flops, weight_bytes",
-        "shift": "context_shift, random_model, shift_gap, shifted_text",
-        "sink": "first_slot, loss_without",
-        "two_texts": "TwoTexts",
-        "vllm": "at_one_pace, record, recorded_run, serve_again",
-        "when_full": "when_full as when_memory_full",
-        "workload": "Arrival, poisson_times, serve",
-    },
-)
+from tutorial_engine.doors import lazy_exports
+
+if TYPE_CHECKING:
+    from tutorial_engine.lab.beside_vllm import recorded_decisions, vllm_path
+    from tutorial_engine.lab.block_size import block_size_trade
+    from tutorial_engine.lab.block_size import table as trade_table
+    from tutorial_engine.lab.conversation import Conversation
+    from tutorial_engine.lab.dial import sharing, sweep_block_sizes
+    from tutorial_engine.lab.dial import table as dial_table
+    from tutorial_engine.lab.hf import OurCache, run_transformers, run_transformers_from
+    from tutorial_engine.lab.hit_rate import BEGINS, EVICTED, NOT_YET, RUNNING, SALT, SHORT, cases
+    from tutorial_engine.lab.kv_edit import Exchange, continued, edited_paths, memory_of
+    from tutorial_engine.lab.layouts import layouts as kv_layouts
+    from tutorial_engine.lab.ledger import (
+        batched_paths,
+        engine_paths,
+        in_place_paths,
+        layer_paths,
+        loop_path,
+        memory_paths,
+        our_paths,
+    )
+    from tutorial_engine.lab.ledger import ledger as equality_ledger
+    from tutorial_engine.lab.ledger import table as ledger_table
+    from tutorial_engine.lab.many_blocks import PagedAttention
+    from tutorial_engine.lab.on_gpu import (
+        BANDWIDTH,
+        CARD,
+        COMPILED,
+        CONTEXTS,
+        DECODE_MS,
+        ONE_BY_ONE,
+        REPLAYED,
+        SERVING,
+        TRANSFORMERS,
+        WHOLE_ENGINE_MS,
+        count_launches,
+        launches_of_layer,
+        profile_step,
+    )
+    from tutorial_engine.lab.one_forward import (
+        Work,
+        against_the_roof,
+        best_seconds,
+        count_operations,
+        ready,
+        token_times,
+    )
+    from tutorial_engine.lab.pool_log import pool_log as log_of_pool
+    from tutorial_engine.lab.real import real_model, vllm_said
+    from tutorial_engine.lab.roofline import forward_flops, weight_bytes
+    from tutorial_engine.lab.shift import context_shift, random_model, shift_gap, shifted_text
+    from tutorial_engine.lab.sink import first_slot, loss_without
+    from tutorial_engine.lab.two_texts import TwoTexts
+    from tutorial_engine.lab.vllm import at_one_pace, record, recorded_run, serve_again
+    from tutorial_engine.lab.when_full import when_full as when_memory_full
+    from tutorial_engine.lab.workload import Arrival, poisson_times, serve
+else:
+    __getattr__, __dir__ = lazy_exports(__name__)
+
+__all__ = [
+    "BANDWIDTH",
+    "BEGINS",
+    "CARD",
+    "COMPILED",
+    "CONTEXTS",
+    "DECODE_MS",
+    "EVICTED",
+    "NOT_YET",
+    "ONE_BY_ONE",
+    "REPLAYED",
+    "RUNNING",
+    "SALT",
+    "SERVING",
+    "SHORT",
+    "TRANSFORMERS",
+    "WHOLE_ENGINE_MS",
+    "Arrival",
+    "Conversation",
+    "Exchange",
+    "OurCache",
+    "PagedAttention",
+    "TwoTexts",
+    "Work",
+    "against_the_roof",
+    "at_one_pace",
+    "batched_paths",
+    "best_seconds",
+    "block_size_trade",
+    "cases",
+    "context_shift",
+    "continued",
+    "count_launches",
+    "count_operations",
+    "dial_table",
+    "edited_paths",
+    "engine_paths",
+    "equality_ledger",
+    "first_slot",
+    "forward_flops",
+    "in_place_paths",
+    "kv_layouts",
+    "launches_of_layer",
+    "layer_paths",
+    "ledger_table",
+    "log_of_pool",
+    "loop_path",
+    "loss_without",
+    "memory_of",
+    "memory_paths",
+    "our_paths",
+    "poisson_times",
+    "profile_step",
+    "random_model",
+    "ready",
+    "real_model",
+    "record",
+    "recorded_decisions",
+    "recorded_run",
+    "run_transformers",
+    "run_transformers_from",
+    "serve",
+    "serve_again",
+    "sharing",
+    "shift_gap",
+    "shifted_text",
+    "sweep_block_sizes",
+    "token_times",
+    "trade_table",
+    "vllm_path",
+    "vllm_said",
+    "weight_bytes",
+    "when_memory_full",
+]

@@ -130,6 +130,11 @@ def record(llm: Any) -> Iterator[Recorder]:
 
 def _check(engine: Any) -> None:
     """ValueError for what cannot be seen from here, or is more than one step at a time."""
+    if isinstance(engine, LLMEngine):
+        raise ValueError(
+            "this is the engine of the course, and it records itself: run = Recorder() of "
+            "tutorial_engine.trace, then LLM(..., trace=run), and run.trace() is the trace"
+        )
     core = getattr(getattr(engine, "engine_core", None), "engine_core", None)
     if core is None:
         raise ValueError(

@@ -4,54 +4,161 @@ It may know everything below it; the engine never imports it. What it hands out 
 is first asked for.
 """
 
-from tutorial_engine.doors import hands_out
+from typing import TYPE_CHECKING
 
-__getattr__, __all__ = hands_out(
-    __name__,
-    {
-        "block_attention_check": "check_block_attention",
-        "block_checks": "check_free, check_take, leak",
-        "bugs": "BUGS_01, diff, planted, zoo",
-        "bugs_02": "BUGS_02",
-        "bugs_03": "BUGS_03",
-        "bugs_04": "BUGS_04, StaleBlocks, stress, stress_table",
-        "cache_test_check": "check_cache_test",
-        "capstone": "Adapted, check_engine",
-        "cause_check": "check_causes",
-        "checks_01": (
-            "check_attention, check_induction_score, check_kv_bytes, check_kv_head, "
-            "check_layer, check_project, check_rope, check_whole_layer, check_window_mask"
-        ),
-        "checks_02": (
-            "check_cache, check_floor, check_run_new, check_slots_to_write, "
-            "check_static_cache, check_top_p, check_transplant, check_why_finished, least_seconds"
-        ),
-        "checks_03": (
-            "check_budget, check_fair, check_metrics, check_num_tokens, check_plan, check_shortest"
-        ),
-        "checks_04": (
-            "check_allocate, check_context_shift, check_num_blocks, check_slots, check_visible"
-        ),
-        "checks_06": "check_replace_head, check_find_layer, check_keep",
-        "checks_a1": "check_rank_mlp",
-        "checks_a2": "GpuMemory, check_end_to_end, check_size, check_step",
-        "checks_a3": "check_free_order, check_hits, check_log",
-        "dry_runs": "steps",
-        "eager_pages": "cost, drama, tokens",
-        "earlier": "bring",
-        "elsewhere": "box, names_elsewhere",
-        "find_check": "check_find",
-        "give_way_check": "check_slots_for",
-        "jukebox": "jukebox_table, play",
-        "own": "LayerWeights, OwnAttention",
-        "own_engine": "OwnEngine",
-        "other_rules": "others_beside_vllm",
-        "own_server": "OwnServer",
-        "parts": "yours",
-        "predict": "Predictions",
-        "source": "show_source",
-        "verdict": "check_close",
-        "vllm_places": "Places, in_vllm",
-        "without_model": "the_real_model",
-    },
-)
+from tutorial_engine.doors import lazy_exports
+
+if TYPE_CHECKING:
+    from tutorial_engine.learn.block_attention_check import check_block_attention
+    from tutorial_engine.learn.block_checks import check_free, check_take, leak
+    from tutorial_engine.learn.bugs import BUGS_01, diff, planted, zoo
+    from tutorial_engine.learn.bugs_02 import BUGS_02
+    from tutorial_engine.learn.bugs_03 import BUGS_03
+    from tutorial_engine.learn.bugs_04 import BUGS_04, StaleBlocks, stress, stress_table
+    from tutorial_engine.learn.cache_test_check import check_cache_test
+    from tutorial_engine.learn.capstone import Adapted, check_engine
+    from tutorial_engine.learn.cause_check import check_causes
+    from tutorial_engine.learn.checks_01 import (
+        check_attention,
+        check_induction_score,
+        check_kv_bytes,
+        check_kv_head,
+        check_layer,
+        check_project,
+        check_rope,
+        check_whole_layer,
+        check_window_mask,
+    )
+    from tutorial_engine.learn.checks_02 import (
+        check_cache,
+        check_floor,
+        check_run_new,
+        check_slots_to_write,
+        check_static_cache,
+        check_top_p,
+        check_transplant,
+        check_why_finished,
+        least_seconds,
+    )
+    from tutorial_engine.learn.checks_03 import (
+        check_budget,
+        check_fair,
+        check_metrics,
+        check_num_tokens,
+        check_plan,
+        check_shortest,
+    )
+    from tutorial_engine.learn.checks_04 import (
+        check_allocate,
+        check_context_shift,
+        check_num_blocks,
+        check_slots,
+        check_visible,
+    )
+    from tutorial_engine.learn.checks_06 import check_find_layer, check_keep, check_replace_head
+    from tutorial_engine.learn.checks_a1 import check_rank_mlp
+    from tutorial_engine.learn.checks_a2 import GpuMemory, check_end_to_end, check_size, check_step
+    from tutorial_engine.learn.checks_a3 import check_free_order, check_hits, check_log
+    from tutorial_engine.learn.dry_runs import steps
+    from tutorial_engine.learn.eager_pages import cost, drama, tokens
+    from tutorial_engine.learn.earlier import bring
+    from tutorial_engine.learn.elsewhere import box, names_elsewhere
+    from tutorial_engine.learn.find_check import check_find
+    from tutorial_engine.learn.give_way_check import check_slots_for
+    from tutorial_engine.learn.jukebox import jukebox_table, play
+    from tutorial_engine.learn.other_rules import others_beside_vllm
+    from tutorial_engine.learn.own import LayerWeights, OwnAttention
+    from tutorial_engine.learn.own_engine import OwnEngine
+    from tutorial_engine.learn.own_server import OwnServer
+    from tutorial_engine.learn.parts import yours
+    from tutorial_engine.learn.predict import Predictions
+    from tutorial_engine.learn.source import show_source
+    from tutorial_engine.learn.verdict import check_close
+    from tutorial_engine.learn.vllm_places import Places, in_vllm
+    from tutorial_engine.learn.without_model import the_real_model
+else:
+    __getattr__, __dir__ = lazy_exports(__name__)
+
+__all__ = [
+    "BUGS_01",
+    "BUGS_02",
+    "BUGS_03",
+    "BUGS_04",
+    "Adapted",
+    "GpuMemory",
+    "LayerWeights",
+    "OwnAttention",
+    "OwnEngine",
+    "OwnServer",
+    "Places",
+    "Predictions",
+    "StaleBlocks",
+    "box",
+    "bring",
+    "check_allocate",
+    "check_attention",
+    "check_block_attention",
+    "check_budget",
+    "check_cache",
+    "check_cache_test",
+    "check_causes",
+    "check_close",
+    "check_context_shift",
+    "check_end_to_end",
+    "check_engine",
+    "check_fair",
+    "check_find",
+    "check_find_layer",
+    "check_floor",
+    "check_free",
+    "check_free_order",
+    "check_hits",
+    "check_induction_score",
+    "check_keep",
+    "check_kv_bytes",
+    "check_kv_head",
+    "check_layer",
+    "check_log",
+    "check_metrics",
+    "check_num_blocks",
+    "check_num_tokens",
+    "check_plan",
+    "check_project",
+    "check_rank_mlp",
+    "check_replace_head",
+    "check_rope",
+    "check_run_new",
+    "check_shortest",
+    "check_size",
+    "check_slots",
+    "check_slots_for",
+    "check_slots_to_write",
+    "check_static_cache",
+    "check_step",
+    "check_take",
+    "check_top_p",
+    "check_transplant",
+    "check_visible",
+    "check_whole_layer",
+    "check_why_finished",
+    "check_window_mask",
+    "cost",
+    "diff",
+    "drama",
+    "in_vllm",
+    "jukebox_table",
+    "leak",
+    "least_seconds",
+    "names_elsewhere",
+    "others_beside_vllm",
+    "planted",
+    "play",
+    "show_source",
+    "steps",
+    "stress",
+    "stress_table",
+    "the_real_model",
+    "tokens",
+    "yours",
+    "zoo",
+]

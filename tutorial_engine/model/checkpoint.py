@@ -198,6 +198,8 @@ def _device(device: torch.device | str) -> torch.device:
         device = torch.device(device)
     except (RuntimeError, TypeError):
         raise ValueError(f"device {device!r} is none of PyTorch's; use 'cpu' or 'cuda'") from None
+    if device.type not in ("cpu", "cuda"):
+        raise ValueError(f"device {str(device)!r}: this engine runs on 'cpu' and 'cuda' only")
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"device {str(device)!r}: PyTorch finds no GPU here; use device='cpu'")
     return device
@@ -223,7 +225,7 @@ def resolve_checkpoint(path_or_id: str | Path, weights: bool = True) -> Path:
     """
     if not isinstance(path_or_id, str | os.PathLike):
         raise ValueError(f"a checkpoint is a folder or a hub id, got {path_or_id!r}")
-    folder = Path(path_or_id)
+    folder = Path(os.path.expanduser(path_or_id))
     if folder.is_dir():
         return folder
     if folder.exists():

@@ -212,6 +212,11 @@ class Step:
 
 def history(trace: Trace) -> Iterator[Step]:
     """Each step that ran to its end. ValueError for one that ended and was never planned."""
+    if not isinstance(trace, Trace):
+        raise ValueError(
+            "what an engine did is in its trace: run = Recorder() of tutorial_engine.trace, "
+            f"LLM(..., trace=run), generate, and then give run.trace(); got {type(trace).__name__}"
+        )
     run, first = Replay(), 0  # the first event that led to this step
     began, before = 0.0, run.state
     closed: tuple[int, EngineState, dict[str, events.Scheduled]] | None = None

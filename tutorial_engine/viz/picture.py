@@ -28,8 +28,13 @@ class Picture:
     def __repr__(self) -> str:
         return f"Picture({self.caption!r})"
 
-    def save(self, folder: Path | str, name: str) -> None:
+    def save(self, folder: Path | str, name: str = "") -> None:
         """Write `name`.svg and `name`.png into the folder, byte for byte the same every time."""
+        if not name:
+            raise ValueError(
+                "it is saved as SVG and as PNG: give a folder and a name, as in "
+                'save("pictures", "run")'
+            )
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         (folder / f"{name}.svg").write_text(self.svg, encoding="utf-8")
