@@ -1,6 +1,7 @@
 """The checks of the exercises on blocks: eviction; and what a stale block does to an answer."""
 
 import random
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -95,12 +96,20 @@ def _freed(
     return AsIs(f"ref_cnt {counts}, free_queue {queue}{changed}")
 
 
+def _held_in_queue(got: str, table: list[int], ref_cnt: dict[int, int], *_: Any) -> str | None:
+    """Blocks that were put into the queue although another request holds them."""
+    queue = got.partition("free_queue ")[2]
+    held = [b for b in table if ref_cnt[b] > 1 and re.search(rf"\b{b}\b", queue)]
+    return f"another request holds {held}, and {held} is in free_queue" if held else None
+
+
 def check_free(free: Part) -> Verdict:
     """Check free(table, ref_cnt, free_queue, hashes): by hand, then beside our BlockManager."""
     return judge(
         *("free", free, right_free, FREE_CASES, FREE_SLIPS),
         "free: queue and cache are always as the package has them",
         call=_freed,
+        also={"who holds them": _held_in_queue},
         then=lambda free: _beside_ours(free, right_take),
     )
 

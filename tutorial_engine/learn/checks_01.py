@@ -18,7 +18,7 @@ from tutorial_engine.learn.judge import CODE, Slips, judge, read_number, slips_o
 from tutorial_engine.learn.own import Attend, LayerWeights, rms_norm
 from tutorial_engine.learn.parts import number, whole
 from tutorial_engine.learn.verdict import CannotBe, Verdict
-from tutorial_engine.model.attention import NaiveAttention, causal_mask, naive_attention
+from tutorial_engine.model.attention import NaiveAttention, causal_mask
 from tutorial_engine.model.batch import Batch
 from tutorial_engine.model.checkpoint import load_model
 from tutorial_engine.model.config import ModelConfig
@@ -111,6 +111,45 @@ def _shares_in(out: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Te
     return shares if is_mix else None
 
 
+def _sums(out: Tensor, *case: Tensor) -> str | None:
+    """What the shares of the first query whose sum is not 1 add up to."""
+    shares = _shares_in(out, *case)
+    wrong = [] if shares is None else [x for x in shares.sum(dim=1).tolist() if abs(x - 1) > 5e-3]
+    return f"{wrong[0]:.4g}, not 1" if wrong else None
+
+
+def _forbidden(out: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> str | None:
+    """The largest share of a key that the mask forbids."""
+    shares = _shares_in(out, q, k, v, mask)
+    most = 0.0 if shares is None else float((shares * ~mask).max())
+    return f"{most:.4g}" if most > 1e-3 else None
+
+
+def _divided_by(out: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> str | None:
+    """What the scores were divided by before a softmax, where all shares tell the same."""
+    shares = _shares_in(out, q, k, v, mask)
+    if shares is None or bool((shares[mask] <= 0).any()):
+        return None
+    found = []
+    for scores, row, seen in zip(q @ k.T, shares, mask, strict=True):
+        apart = scores[seen] - scores[seen][0]
+        logs = (row[seen] / row[seen][0]).log()
+        found += (apart / logs)[apart != 0].tolist()
+    root = k.shape[-1] ** 0.5
+    same = bool(found) and max(found) - min(found) < 1e-3 * max(found)
+    if not same or abs(found[0] - root) < 1e-3 * root:
+        return None
+    return f"{found[0]:.4g}; √D is {root:.4g}"
+
+
+def _with_unit_values(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> dict[str, object]:
+    """A case as it is shown: of unit vectors in v it says so."""
+    if not alike(v, torch.eye(*v.shape)):
+        return {"q": q, "k": k, "v": v, "mask": mask}
+    what = AsIs("unit vectors: the output is the shares (attention weights)")
+    return {"q": q, "k": k, "mask": mask, "v": what}
+
+
 # the third key is forbidden to the first query, and has the largest score; the values are unit
 # vectors, so that an output is its shares
 SMALL = (
@@ -152,11 +191,11 @@ def check_attention(function: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
         *("attention", function, own.attention, [SMALL, *cases, LOW], ATTENTION_SLIPS),
         "attention: equal to the package's, 1 to 6 queries, D=8 and 4, causal and random masks",
         call=_may_be_nan,
+        inputs=_with_unit_values,
         also={
-            "shares in yours": _shares_in,
-            "expected shares": lambda _, q, k, v, mask: naive_attention(
-                q[:, None], k[:, None], v[:, None], mask
-            ).weights[0],
+            "a query's shares add up to": _sums,
+            "a forbidden key has the share": _forbidden,
+            "the scores are divided by": _divided_by,
         },
     )
 

@@ -748,7 +748,8 @@ REASON_SLIPS: Slips = slips_of(
         "length" comes one token too early
     else None → else "length"
         "length" where it goes on
-    if new_ids → if len(new_ids) < max_tokens and new_ids
+    if new_ids → if len(new_ids) < max_tokens and (new_ids
+    for one in stop): → for one in stop)):
         "length" where both are true
     new_ids[-1] in eos_ids or →
         no end-of-text token ever counts

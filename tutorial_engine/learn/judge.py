@@ -35,6 +35,7 @@ Slips = Mapping[str, Function]  # what to say → the function that makes this m
 Change = tuple[str, str]  # a text of the right source, and what stands there instead
 CODE = " ▸ "  # before it: what is wrong; after it: the code that mends it
 FIRST = "differs first"
+MOST_LINES = 6  # of an input that is shown with an error
 ROUGH = 2e-2  # what is right to this, and not to 1e-5, was rounded on its way
 SHORT = {torch.bfloat16: (2e-2, 3), torch.float16: (4e-3, 4)}  # dtype → its tolerance and digits
 
@@ -124,6 +125,9 @@ def judge(
         wrong = [i for i, pair in pairs if not alike(*pair, tolerance)]
         if not wrong:
             if error is not None:
+                shown = told(arguments_of(cases[len(answers)]))
+                if not isinstance(error, CannotBe) and shown.count("\n") < MOST_LINES:
+                    error.add_note(f"  for this input:\n{shown}")
                 raise error
             if then and (why := then(function)):
                 raise CannotBe(why)
@@ -191,7 +195,11 @@ def _message(
             said.add(FIRST)
         facts = {one: fact for one, fact in facts.items() if one not in said}
     else:
-        lines += ["  for instance for" if slip else f"{name} gives another answer for this input:"]
+        lines += [
+            "  for instance for this input:"
+            if slip
+            else f"{name} gives another answer for this input:"
+        ]
         lines.append(told(inputs))
     return "\n".join(filter(None, [*lines, told(facts)])) + mark + code
 

@@ -128,9 +128,8 @@ def guarded(
             return still_a_gap(name, f" (it raised {type(error).__name__}: {error})")
         elif why := _meant(error):
             message = f"{message.rstrip('.')}. {why}"
-        if raised := where_raised(error, function):
-            message += f"\n{raised}"
-        return Verdict(False, message)
+        lines = [message, where_raised(error, function), *getattr(error, "__notes__", ())]
+        return Verdict(False, "\n".join(filter(None, lines)))
 
 
 def _meant(error: Exception) -> str:
