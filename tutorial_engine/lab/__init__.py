@@ -46,7 +46,7 @@ __getattr__, __all__ = hands_out(
         "shift": "context_shift, random_model, shift_gap, shifted_text",
         "sink": "first_slot, loss_without",
         "two_texts": "TwoTexts",
-        "vllm": "at_one_pace, record, recorded_run, serve_again",
+        "vllm": "record, recorded_run, serve_again",
         "when_full": "when_full as when_memory_full",
         "workload": "Arrival, poisson_times, serve",
     },
