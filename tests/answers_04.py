@@ -1,10 +1,8 @@
 """The exercises of 04, 05 and the appendices: answers that are right, and wrong ones."""
 
 import math
-from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -18,7 +16,6 @@ from torch import Tensor
 from torch.nn.functional import silu
 
 from tutorial_engine import learn
-from tutorial_engine.cache.blocks import BlockManager
 from tutorial_engine.lab.shift import context_shift
 from tutorial_engine.learn import checks_04 as c4
 from tutorial_engine.learn.block_attention_check import BLOCK_SLIPS
@@ -35,10 +32,8 @@ from tutorial_engine.learn.checks_a2 import (
     right_step,
 )
 from tutorial_engine.learn.checks_a3 import (
-    FREE_ORDER_SLIPS,
     HITS_SLIPS,
     LOG_SLIPS,
-    check_free_order,
     check_hits,
     check_log,
     right_hits,
@@ -320,28 +315,6 @@ def step_that(keep: Callable[[Any, Tensor], object]) -> Function:
 step_that_keeps = step_that(lambda step, positions: setattr(step, "keeps", positions))
 step_that_keeps_a_view = step_that(lambda step, positions: setattr(step, "keeps", positions[:]))
 step_that_keeps_the_last = step_that(lambda _, positions: setattr(step_that, "last", positions))
-
-
-def free_order_of_the_pool(
-    queue: Sequence[int], tables: Sequence[Sequence[int]], with_hash: set[int]
-) -> list[int]:
-    """As the package has it."""
-    pool = BlockManager(1 + max([*queue, *(block for table in tables for block in table)]), 1)
-    for number, block in enumerate(pool.blocks):
-        block.hash = bytes([number]) if number in with_hash else None
-    pool.free_queue = OrderedDict.fromkeys(queue)
-    for block in chain(*tables):
-        pool.blocks[block].ref_cnt += 1
-    for table in tables:
-        pool._give_back(table)
-    return list(pool.free_queue)
-
-
-def free_order_of_all_tables(
-    queue: Sequence[int], tables: Sequence[Sequence[int]], with_hash: set[int]
-) -> list[int]:
-    """Wrong: sorted by hash, and in the order in which they were given."""
-    return sorted([*queue, *chain(*tables)], key=lambda block: block in with_hash)
 
 
 def step_that_warms_up(gpu: GpuMemory) -> Any:
@@ -645,21 +618,6 @@ EXERCISES: dict[str, Exercise] = {
             ),
             (step_that_keeps_the_last, "make_step(gpu) was called a second time"),
             (lambda gpu: gpu.record(torch.neg, [1, 1]), "got [1, 1]: make it with gpu.tensor"),  # type: ignore[arg-type]
-        ],
-    ),
-    "free_order": Exercise(
-        check_free_order,
-        [
-            free_order_of_the_pool,
-            lambda *case: deque(free_order_of_the_pool(*case)),
-            lambda *case: (block for block in free_order_of_the_pool(*case)),
-        ],
-        FREE_ORDER_SLIPS,
-        [
-            (lambda *case: str(free_order_of_the_pool(*case)), "yours is of type str"),
-            (lambda queue, tables, _: [*queue, *chain(*tables)], ""),
-            (lambda queue, tables, _: [*chain(*tables), *queue], ""),
-            (free_order_of_all_tables, ""),
         ],
     ),
     "hits": Exercise(

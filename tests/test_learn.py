@@ -17,7 +17,7 @@ from tutorial_engine.learn.dry_runs import Job, dry_run, steps
 from tutorial_engine.learn.elsewhere import box
 from tutorial_engine.learn.parts import yours
 from tutorial_engine.learn.predict import UNDECIDED, Predictions
-from tutorial_engine.learn.source import show_source
+from tutorial_engine.learn.source import num_lines, show_source
 from tutorial_engine.learn.verdict import (
     Verdict,
     check_close,
@@ -231,6 +231,11 @@ def test_source_is_the_installed_code_without_its_docstring(
     size = 1 if real[quotes[0]].count('"""') == 2 else quotes[1] - quotes[0] + 1
     assert said == real[: quotes[0]] + real[quotes[0] + size :]
     assert '"""' in left_out[0] and thing.__doc__.split("\n")[0].strip() in left_out[0]
+
+
+def test_lines_of_a_file_are_counted_in_the_installed_code() -> None:
+    for thing in (Predictions, Predictions.reveal):
+        assert num_lines(thing) == len(Path(inspect.getfile(Predictions)).read_text().splitlines())
 
 
 # -- a learner's number, used -----------------------------------------------------------------

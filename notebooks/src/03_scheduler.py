@@ -1,14 +1,14 @@
 # %% [markdown]
 # # 03 · The scheduler
 #
-# One model, many users. You write the rule that decides which request runs how many tokens in each step. It runs
-# in the real engine and serves requests. Then you measure what batching gains, what it costs, and when it gains
-# nothing.
+# One model, many users. You write the rule that decides which request runs how many tokens in each step. It serves
+# requests in the real engine. At the end of the first sitting, recorded runs of vLLM judge it. Then you measure what
+# batching gains and costs.
 #
 # | sitting | what it is about | time |
 # |---|---|---|
-# | first, sections 1 to 6 | the rule, the batch, what a user feels | about 1 hour |
-# | second, sections 7 to 15 | policies, throughput and latency, fairness, bugs | about 1½ hours |
+# | sections 1 to 6 | the rule, the batch, what a user feels, your rule beside vLLM | 1½ hours |
+# | sections 7 to 13 | policies, throughput and latency, fairness, bugs | 2 hours |
 #
 # You should have done notebook 02. The code of cells that only measure is folded: you may skip it.
 
@@ -30,6 +30,20 @@ PROMPTS = ["Once upon a time Anna had a red kite.", "Ben had a blue ball.", "One
 prompts = [tokenizer.encode(text).ids for text in PROMPTS]
 names = ["A", "B", "C"]
 print({name: len(ids) for name, ids in zip(names, prompts, strict=True)}, "prompt tokens")
+
+# %% [markdown]
+# Sharing one engine is useful, and it can go wrong. Here is what is to come in notebook 05. An engine with one small
+# mistake serves user 1, then user 2, then user 1 again. Read its last answer:
+
+# %% jupyter={"source_hidden": true}
+from tutorial_engine.learn import leak
+
+anna, tom = "One day Anna had an old lamp.", "One day Tom had a yellow coat."
+print(leak(model, tokenizer, {"user 1": anna, "user 2": tom, "user 1 again": anna}))
+
+# %% [markdown]
+# User 1 never wrote of a coat: it is from the text of user 2. There is no error message. You will find the mistake in
+# notebook 05. Here you write the part that decides who runs.
 
 # %% [markdown]
 # # First sitting: the rule and the engine
@@ -180,7 +194,7 @@ server.use(plan_step, check_plan)
 run = server.serve(PROMPTS, params, max_num_batched_tokens=8, max_num_seqs=2)
 
 # %% [markdown]
-# This is the rule of vLLM, an engine that serves many users on many GPUs. At the end of the notebook your `plan_step`
+# This is the rule of vLLM, an engine that serves many users on many GPUs. At the end of this sitting your `plan_step`
 # meets what vLLM decided. From here on it decides every step of `server`. The other engines use the package's scheduler,
 # which has the same rule.
 #
@@ -366,8 +380,8 @@ print(in_vllm())
 #
 # Real times differ from machine to machine. So the engine here reads a **virtual clock**: a forward costs
 # 10 ms, and each token that it runs costs 1 ms more. A real forward has these two parts, too: it reads all
-# weights once, and it computes for each token. (The clock adds the two. At best they overlap: notebook 02. On a large
-# GPU a token costs far less: section 8. Reading K and V is left out: the texts are short.)
+# weights once, and it computes for each token. (On a large GPU a token costs far less: section 8. Reading K and V is left
+# out: the texts are short.)
 
 # %% [markdown]
 # **TTFT**, the time to first token, counts from the arrival of a request. In notebook 02 it was the time of
@@ -417,10 +431,37 @@ print(f"C waits for {' + '.join(map(str, lasted))} = {sum(lasted)} ms")
 one_request(run.trace, "C")
 
 # %% [markdown]
+# ## Your rule beside vLLM
+#
+# **Objective:** see that your rule is the rule of a real server.
+#
+# We recorded what vLLM's scheduler decided for random requests. `server` gets the same requests, and we compare step
+# by step: a step is the same if it runs as many tokens of each request. First, what two other rules get:
+
+# %%
+from tutorial_engine.learn import num_lines, others_beside_vllm
+
+ready = server.use(plan_step, check_plan)
+print(others_beside_vllm(model, tokenizer, lesson=3))
+
+# %% [markdown]
+# Most steps have no choice, so even a wrong rule has many of them right. In step 1, r0 still has 2 tokens of its prompt to
+# run. If those who wait go first, r1, which came later, takes the whole budget. And yours?
+
+# %%
+server.beside_vllm()
+
+# %%
+print(f"vLLM 0.32.0: 3,436 lines in its scheduler. This engine: {num_lines(Scheduler)}.")
+
+# %% [markdown]
+# These are vLLM's decisions, from your few lines. Its scheduler is longer because a server needs much more: pictures,
+# several machines, priorities. What it does when memory runs out is the subject of the next two notebooks.
+#
 # ---
 #
-# **The first sitting ends here.** You have written the rule that plans each step, and you can follow a step from the
-# queue to the model and back.
+# **The first sitting ends here.** You have written the rule that plans each step of vLLM, and you can follow a step from
+# the queue to the model and back.
 #
 # ---
 
@@ -447,9 +488,14 @@ one_request(run.trace, "C")
 # Eight requests wait from the start, and there are four places. A place is *wasted* if it is empty while somebody
 # waits, or if its request runs nothing in this step.
 #
-# Static batching changes two methods. `batch` holds the prompts of the present batch (here each `group` is one
-# request). `isdisjoint` is True when none of the batch waits. When nobody of the batch waits
-# or runs, the next `max_num_seqs` become the batch.
+# Static batching changes two methods of the one rule:
+#
+# | method | what it does first |
+# |---|---|
+# | `schedule_waiting` | if nobody runs, and nobody of the batch waits (`isdisjoint`), the next `max_num_seqs` become the batch |
+# | `may_admit` | it also asks whether the next one is in the batch |
+#
+# (`group` is the number of a prompt. Here each prompt has one request.)
 
 # %%
 from tutorial_engine.engine import OneByOne, PrefillFirst
@@ -541,6 +587,20 @@ for name, outs in results.items():
 # runs. The one rule lets them run along.
 
 # %% [markdown]
+# **Prefill first is alive.** SGLang 0.5.19 reads new prompts before it decodes, if no option says otherwise. In July
+# 2026 a user [reported](https://github.com/sgl-project/sglang/issues/32549) what this does when prompts come all the time:
+# those who decoded got a step about once in 24 seconds.
+
+# %%
+print(box("step_order"))
+
+# %% [markdown]
+# **What our clock leaves out.** On a GPU a step is cheaper if it was recorded before and is only replayed (a *CUDA graph*,
+# appendix A2). Where every request runs one token, steps look alike, and one recording serves many of them. A step with a
+# chunk of a prompt looks different each time. vLLM 0.32 records pure decode steps whole, and steps with prompts only in
+# pieces, with attention between them. So a prompt in a step can make it slower than its tokens say.
+
+# %% [markdown]
 # ## 8 · Throughput against latency
 #
 # **Objective:** choose how many requests run at once.
@@ -594,9 +654,9 @@ throughput_latency(curves, "TPOT", "requests at once (max_num_seqs)") if answere
 
 # %% [markdown]
 # Each point is an engine with another `max_num_seqs`. Why 2 to 3 times? At 1 ms a token, a step with one request lasts
-# 10 + 1 ms, and one with 16 lasts 10 + 16 ms. The measured ratio is a little more, because the rest of the prompts is
-# read between the first two tokens. The first doublings are cheap: two at once cost little and give nearly twice the
-# tokens. A server is tuned by choosing a point on such a curve. On the line of the large GPU the TPOT hardly grows.
+# 10 + 1 ms, and one with 16 lasts 10 + 16 ms. (A little more here: the rest of the prompts is read between the first two
+# tokens.) The first doublings are cheap: two at once give nearly twice the tokens. A server is tuned by choosing a point on
+# such a curve. On the line of the large GPU the TPOT hardly grows.
 
 # %%
 predictions.ask(
@@ -661,7 +721,8 @@ for per_forward, per_token in ((0.010, 0.00005), (0.010, 0.001), (0.001, 0.001),
 # %% [markdown]
 # With GPU-like prices the gain comes close to the number of requests, and each hardly notices the others. So
 # servers on GPUs run large batches. In the last line a batch has nothing to share: the arithmetic of each token
-# is the limit.
+# is the limit. A batch also gains nothing where nobody is there to share it: one request alone, or requests that come far
+# apart.
 #
 # <details><summary>More about the last line</summary>This is the right side of the roofline of notebook 02. With
 # short texts a GPU gets there too, with a batch that is large enough. Each request reads its own K and V. With long
@@ -769,39 +830,32 @@ lines = {"longest gap of A": [*longest.values()], "TTFT of L": [*ttft_of_l.value
 sweep(BUDGETS, lines, "token budget of a step", "ms") if chosen else None
 
 # %% [markdown]
-# Beside the same rule with a large budget, chunking brings no throughput. (What section 7 gained
-# over prefill first came from running decodes beside prompts, not from cutting the prompts.) From 16 on it costs none
-# here either, because A needs these 24 steps anyway. With 8 or 4 it does: 28 and 43 steps. On a full engine small
-# budgets cost a lot. L pays for the short gaps of A: its first token comes later. So the token budget is a dial between the users who decode and the user who comes.
+# | | large budget | small budget |
+# |---|---|---|
+# | longest gap of A | long: it lasts as long as the prompt of L | short: at most 10 ms + budget · 1 ms |
+# | first token of L | soon | later |
+# | tokens per second | 372 | 372 with 16, but fewer with 8 or 4 |
 #
-# **Which budget does a real server have?** Not 16. Here is the same run at the price of a large GPU, 0.05 ms a token:
-
-# %% jupyter={"source_hidden": true}
-for b in (4, 16, 64, 128):
-    _, (a, late), _ = with_budget(b, 0.00005)
-    print(f"budget {b:4}: longest gap of A {1000 * max(a.metrics.itl):5.1f} ms,", end=" ")
-    print(f"TTFT of L {1000 * late.metrics.ttft:4.0f} ms")
+# So the budget is a dial between the users who decode and the user who comes. A smaller one gains no throughput. From 16 on it
+# costs none here, because A needs these 24 steps anyway. With 8 or 4 the prompt of L needs more steps: 28 and 43.
 
 # %% [markdown]
-# With a budget of 16 the gap is 5 ms shorter than with 128, and the first token of L comes five times as late: each
-# step reads all weights for almost no work. (If reading and computing overlap, the gap is not even shorter.) A prompt of 8,000 tokens makes the choice real:
+# **Which budget does a real server have?** Not 16. Here is a prompt of 8,000 tokens at the price of a large GPU, 0.05 ms a
+# token, while A decodes:
 
 # %%
 import math
 
-for b in (8001, 2048, 512):  # one token of each step is A's
+for b in (16, 512, 2048, 8192):  # one token of each step is A's
     num_steps = math.ceil(8000 / (b - 1))
     ttft = 10 * num_steps + 0.05 * (8000 + num_steps)
-    print(
-        f"budget {b:5,}: longest gap of A {10 + 0.05 * b:4.0f} ms, TTFT of the prompt {ttft:4.0f} ms"
-    )
+    gap = 10 + 0.05 * min(b, 8001)
+    print(f"budget {b:5,}: longest gap of A {gap:4.0f} ms, TTFT of the prompt {ttft:5,.0f} ms")
 
 # %% [markdown]
-# Real budgets are hundreds to thousands of tokens (`max_num_batched_tokens` in vLLM). Attention is left out here: a real
-# prompt of 8,000 tokens takes longer, and each chunk reads the K and V of all earlier chunks again.
-
-# %%
-print(box("step_order"))
+# With 16, each step reads all weights for almost no work. vLLM 0.32 chooses the budget (`max_num_batched_tokens`) by the
+# GPU. Its server takes 2,048 on most GPUs, 8,192 on an H100 or H200, and 16,384 from 160 GiB of memory on. (Attention is
+# left out here: a real prompt of 8,000 tokens takes longer, and each chunk reads the K and V of all earlier chunks again.)
 
 # %% [markdown]
 # ## 10 · Too many users
@@ -864,10 +918,10 @@ full = 1000 * new / one_user  # tokens of a user / the seconds that the user cos
 throughput_latency(curves, "TTFT p95", "requests per second", full) if chosen else None
 
 # %% [markdown]
-# As long as there is room, throughput follows the users, and the latency hardly changes. Near the number of
-# users that you counted, the engine is full. (The curve turns a little earlier, because users sometimes come all at
-# once. It ends below the dotted line, because at the end the places empty.) From then on the queue grows as long as users keep coming. No scheduler
-# can prevent this. A server can only refuse users. Under static batching users wait long even when few come.
+# As long as there is room, throughput follows the users, and the latency hardly changes. Near the number of users that you
+# counted, the engine is full. (The curve turns a little earlier, because users sometimes come all at once.) From then on the
+# queue grows as long as users keep coming. No scheduler can prevent this. A server can only refuse users. Under static
+# batching users wait long even when few come.
 
 # %% [markdown]
 # ## 11 · Fairness
@@ -1016,10 +1070,15 @@ tell(*three)
 # With a patience of 0.1 s only the second promise is kept. A short one comes every 40 ms, and takes 70 ms. So soon
 # nearly everybody has waited for 0.1 s, and they are served in the order of arrival.
 #
-# First come, first served lets no short one go before L, and shortest first lets all twelve. Each short one before L
-# makes the mean smaller by one fixed amount, and the TTFT of L larger by another. (Divide the differences in the table
-# by 12.) The mean starts at 351, the TTFT of L at 126. How many short ones until the mean is at most 300? How many may
-# overtake L before its TTFT is over 600?
+# First come, first served lets no short one go before L, and shortest first lets all twelve:
+#
+# | short ones before L | mean | TTFT of L |
+# |---|---|---|
+# | 0 | 351 ms | 126 ms |
+# | 12 | 227 ms | 942 ms |
+# | promised | at most 300 ms | at most 600 ms |
+#
+# Each short one before L changes both numbers by a fixed amount: a twelfth of the difference.
 
 # %%
 predictions.ask(
@@ -1051,10 +1110,9 @@ sweep(ends, {"TTFT": both}, axis, "ms", at_most=promised, steps=True) if chosen 
 
 # %% [markdown]
 # Your policy turns the number into a time. A short one takes 68 ms. So five of them go before L if its patience is above
-# 272 and up to 340 ms, and six if it is above 340 and up to 408 ms. Along a flat part of the picture nothing changes: L is
-# asked only when a place is free. A patience of 0 is first come, first served. A very large one is shortest first. In
-# between, the mean falls and L pays for it. Set `patience` in your class to a value that keeps both promises, and run
-# its cells again: the line "fair" should say "kept" twice.
+# 272 and up to 340 ms, and six up to 408 ms. Along a flat part of the picture nothing changes: L is asked only when a place
+# is free. A patience of 0 is first come, first served, and a very large one is shortest first. Set `patience` in your class
+# to a value that keeps both promises, and run its cells again: the line "fair" should say "kept" twice.
 
 # %% [markdown]
 # ## 12 · Which test finds which bug?
@@ -1153,66 +1211,10 @@ rows = ledger(paths, prompts, num_tokens=12)
 print(f"{sum(row.ok for row in rows)} of {len(rows)} paths ✔, the last one is {rows[-1].path}")
 
 # %% [markdown]
-# Your parts serve again, now whole stories, up to the end of the text. The policy is the last one that you
-# wrote: shorter prompts go first.
+# Your parts serve whole stories, up to the end of the text. The policy is your last one.
 
 # %%
 run = server.serve(PROMPTS, SamplingParams(max_tokens=400), max_num_batched_tokens=16)
-
-# %% [markdown]
-# ## 14 · When continuous batching gains nothing
-#
-# **Objective:** know when static batching is as good. Here are six ways in which work can come
-# to four places.
-
-# %%
-cases = {
-    "one request": [(0.0, 12)],
-    "equal lengths, all at once": [(0.0, 12)] * 4,
-    "equal lengths, 20 ms apart": [(0.02 * i, 12) for i in range(4)],
-    "far apart": [(0.5 * i, n) for i, n in enumerate((4, 24, 8, 12))],
-    "four unequal, all at once": [(0.0, n) for n in (4, 24, 8, 12)],
-    "eight unequal, all at once": [(0.0, n) for n in (4, 24, 8, 12, 4, 24, 8, 12)],
-}
-
-# %% jupyter={"source_hidden": true}
-ratios = {}
-for case, work in cases.items():
-    coming, ends = [Arrival(when, prompts[1], wants(n)) for when, n in work], {}
-    for policy in (StaticBatching, Scheduler):
-        outs = serve(make_engine(policy, max_num_seqs=4), coming)
-        ends[policy] = max(out.metrics.finished for out in outs)
-    ratios[case] = ends[StaticBatching] / ends[Scheduler]
-for case, ratio in ratios.items():
-    print(f"{case:28} static batching takes {ratio:.2f} times as long")
-
-# %% [markdown]
-# Measured by the end of the last request, continuous batching wins when somebody waits, or comes, while a batch still
-# runs and has a free place.
-
-# %% [markdown]
-# ## 15 · Your rule beside vLLM
-#
-# **Objective:** see that your rule is the rule of a real server.
-#
-# We recorded what vLLM's scheduler decided for random requests. A new server gets the same requests and your
-# `plan_step`, and we compare step by step. If a step differs, the first one is printed.
-
-# %%
-from tutorial_engine.learn import others_beside_vllm
-
-server = OwnServer(model, tokenizer)
-ready = server.use(plan_step, check_plan)
-print(others_beside_vllm(model, tokenizer, lesson=3))
-
-# %%
-server.beside_vllm()
-
-# %% [markdown]
-# The same decisions, from your few lines. If those who wait went first, only 212 would agree: in step 1, r0 still has 2 tokens
-# of its prompt to run, but r1, which came later, takes the whole budget. vLLM's scheduler has 3,436
-# lines, because a server needs much more: pictures, several machines, priorities. What it does when memory
-# runs out is the subject of the next two notebooks.
 
 # %% [markdown]
 # ## What you can do now

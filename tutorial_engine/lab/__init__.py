@@ -72,7 +72,7 @@ if TYPE_CHECKING:
     from tutorial_engine.lab.shift import context_shift, random_model, shift_gap, shifted_text
     from tutorial_engine.lab.sink import first_slot, loss_without
     from tutorial_engine.lab.two_texts import TwoTexts
-    from tutorial_engine.lab.vllm import at_one_pace, record, recorded_run, serve_again
+    from tutorial_engine.lab.vllm import record, recorded_run, serve_again
     from tutorial_engine.lab.when_full import when_full as when_memory_full
     from tutorial_engine.lab.workload import Arrival, poisson_times, serve
 else:
@@ -103,7 +103,6 @@ __all__ = [
     "TwoTexts",
     "Work",
     "against_the_roof",
-    "at_one_pace",
     "batched_paths",
     "best_seconds",
     "block_size_trade",

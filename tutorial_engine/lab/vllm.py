@@ -10,7 +10,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -85,18 +84,6 @@ def serve_again(
             engine.add_request(one.request_id, list(one.prompt_token_ids), params)
     engine.run()
     return recorder.trace()
-
-
-def at_one_pace(trace: Trace, seconds: float = 0.02) -> Trace:
-    """The same run, as if each step took so long: what two engines decided, and not how fast."""
-
-    def moved(event: events.Event) -> events.Event:
-        time = seconds * (event.step + isinstance(event, events.StepEnded))
-        if isinstance(event, events.Added):
-            return replace(event, time=time, arrival=time)
-        return replace(event, time=time)
-
-    return trace._replace(events=tuple(map(moved, trace.events)))
 
 
 @contextmanager

@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from tutorial_engine.learn.checks_06 import check_find_layer, check_keep, check_replace_head
     from tutorial_engine.learn.checks_a1 import check_rank_mlp
     from tutorial_engine.learn.checks_a2 import GpuMemory, check_end_to_end, check_size, check_step
-    from tutorial_engine.learn.checks_a3 import check_free_order, check_hits, check_log
+    from tutorial_engine.learn.checks_a3 import check_hits, check_log
     from tutorial_engine.learn.dry_runs import steps
     from tutorial_engine.learn.eager_pages import cost, drama, tokens
     from tutorial_engine.learn.earlier import bring
@@ -72,7 +72,7 @@ if TYPE_CHECKING:
     from tutorial_engine.learn.own_server import OwnServer
     from tutorial_engine.learn.parts import yours
     from tutorial_engine.learn.predict import Predictions
-    from tutorial_engine.learn.source import show_source
+    from tutorial_engine.learn.source import num_lines, show_source
     from tutorial_engine.learn.verdict import check_close
     from tutorial_engine.learn.vllm_places import Places, in_vllm
     from tutorial_engine.learn.without_model import the_real_model
@@ -111,7 +111,6 @@ __all__ = [
     "check_find_layer",
     "check_floor",
     "check_free",
-    "check_free_order",
     "check_hits",
     "check_induction_score",
     "check_keep",
@@ -150,6 +149,7 @@ __all__ = [
     "leak",
     "least_seconds",
     "names_elsewhere",
+    "num_lines",
     "others_beside_vllm",
     "planted",
     "play",

@@ -1,4 +1,4 @@
-"""The checks of the exercises beside vLLM: free blocks, what a burst finds, a line of its log."""
+"""The checks of the exercises beside vLLM: what a burst finds, a line of its log."""
 
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
@@ -10,7 +10,6 @@ from tutorial_engine.learn.parts import listed
 from tutorial_engine.learn.verdict import Verdict
 from tutorial_engine.trace.events import Added
 
-FreeOrder = Callable[[Sequence[int], Sequence[Sequence[int]], set[int]], list[int]]
 Hits = Callable[[Sequence[Sequence[int]], int], list[int]]
 
 
@@ -18,88 +17,6 @@ def _as_list(answer: object) -> object:
     """A list, of whatever gives its items one by one; what is none stays as it is."""
     items = [*answer] if isinstance(answer, deque | OrderedDict | Iterator) else answer
     return items if (found := listed(items)) is None else found
-
-
-def right_free_order(
-    queue: Sequence[int], tables: Sequence[Sequence[int]], with_hash: set[int]
-) -> list[int]:
-    """The free blocks as they are taken, when these tables are given back one after the other."""
-    front: list[int] = []
-    end: list[int] = []
-    for i, table in enumerate(tables):
-        later = {block for other in tables[i + 1 :] for block in other}
-        gone = [block for block in reversed(table) if block not in later]
-        without = [block for block in gone if block not in with_hash]
-        found = [block for block in gone if block in with_hash]
-        front = without + front
-        end = end + found
-    return [*front, *queue, *end]
-
-
-FREE_ORDER_SLIPS: Slips = slips_of(
-    right_free_order,
-    """
-    [*front, *queue, *end] → [*queue, *front, *end]
-        blocks without a hash go behind the blocks that were free before
-    [*front, *queue, *end] → [*front, *end, *queue]
-        blocks with a hash go before the blocks that were free before
-    [*front, *queue, *end] → [*end, *queue, *front]
-        turned round: blocks with a hash go to the front, and blocks without one to the end
-    front = without + front → front = front + without
-    [*front, *queue, *end] → sorted([*queue, *front, *end], key=lambda block: block in with_hash)
-        the whole queue is divided by hash, the blocks that were free before as well
-    [*front, *queue, *end] → [*front, *end]
-        the blocks that were free before are gone
-    in reversed(table) → in table
-        the head of a table goes before its tail
-    end = end + found → end = end + found[::-1]
-        among the blocks with a hash the head of a table goes before its tail
-    front = without + front → front = without[::-1] + front
-        among the blocks without a hash the head of a table goes before its tail
-    front = without + front → front = front + without
-        blocks without a hash: those of the first table before those of the next
-    end = end + found → end = found + end
-        blocks with a hash: those of the last table before those of the table before it
-    in enumerate(tables) → in enumerate(tables := tables[::-1])
-        the last table is given back first
-    in enumerate(tables) → in enumerate(tables[:1])
-        only the first table is given back
-    for other in tables[i + 1 :] → for other in tables[i + 1 : i + 2]
-        a block is given back although a later table, not the next one, has it
-    for other in tables[i + 1 :] → for other in tables[:i]
-        a block of several tables is given back with the first of them
-    for other in tables[i + 1 :] → for other in []
-        a block of several tables is given back with each of them
-    for other in tables[i + 1 :] → for other in [*tables[:i], *tables[i + 1 :]]
-        a block of several tables is never given back
-    """,
-)
-FREE_ORDER_CASES: tuple[tuple[list[int], list[list[int]], set[int]], ...] = (
-    ([5], [[1]], set()),  # no hash: to the front
-    ([5], [[1]], {1}),  # a hash: to the end
-    ([], [[1, 2]], set()),  # the tail of a table first
-    ([], [[1, 2]], {1, 2}),
-    ([], [[1], [2]], set()),  # several tables
-    ([], [[1], [2]], {1, 2}),
-    ([], [[1], [1]], set()),  # one block in both
-    ([], [[1], [2], [1]], {1, 2}),  # not in the next table, but in a later one
-    ([5, 4], [[1]], {1, 5}),  # blocks that were free before stay as they are
-    ([7], [[0, 1], [0, 2]], {0}),  # the lesson's
-    ([2], [[0, 4], [1, 3]], {0, 1, 2}),  # recorded: small_pool, step 23
-    ([*range(6, 16)], [[0, 1, 2], [0, 1, 3], [0, 4, 5]], {0, 1, 4}),  # recorded: burst, step 11
-    ([6, 1], [[2, 7, 4, 5], [3, 9, 0, 8]], {1, 2, 7, 3, 9}),
-    ([5, 3], [[4, 1, 0], [2, 6]], {0, 1, 2, 3, 4, 6}),
-    ([9], [[0, 1], [2, 5], [0, 3]], {0, 2}),  # not the next table has block 0, but a later one
-)
-
-
-def check_free_order(function: FreeOrder) -> Verdict:
-    """Check a learner's free_order(queue, tables, with_hash) → the free blocks, as taken."""
-    return judge(
-        *("free_order", function, right_free_order, FREE_ORDER_CASES, FREE_ORDER_SLIPS),
-        "free_order: as vLLM's queue after step 23 of this run, and after step 11 of a burst",
-        read=_as_list,
-    )
 
 
 def right_hits(prompts: Sequence[Sequence[int]], block_size: int) -> list[int]:

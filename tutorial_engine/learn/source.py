@@ -14,3 +14,8 @@ def show_source(thing: Callable[..., Any]) -> None:
         end = begin if lines[begin].count('"""') == 2 else quotes[1]
         del lines[begin : end + 1]
     print("\n".join(lines))
+
+
+def num_lines(thing: Callable[..., Any]) -> int:
+    """How many lines the file has in which a function or class stands."""
+    return len(inspect.findsource(thing)[0])

@@ -16,7 +16,7 @@ from tutorial_engine.viz.request_look import Box, Look, cut_to, hatch_path, look
 from tutorial_engine.viz.style import INK, PAPER, QUIET, RULE
 from tutorial_engine.viz.timeline_plots import limits
 from tutorial_engine.viz.trace_rows import Rows, rows
-from tutorial_engine.viz.words import counted, listed, ms, share
+from tutorial_engine.viz.words import counted, listed, share
 
 WIDE, LEFT, RIGHT_EDGE = 1000.0, 62.0, 988.0
 CROSSED = "#e4e7ea"  # below the crosses of what is wasted
@@ -119,7 +119,7 @@ def places(
     pitch = min(WIDEST, (RIGHT_EDGE - LEFT) / max(len(each.run.steps) for each in found.values()))
     scene = Sheet(WIDE, 0)
     scene.heading(title, size=16)
-    told = limits(next(iter(found.values())).run, policy=False)
+    told = limits(next(iter(found.values())).run, policy=False, clock=False)
     scene.note("settings", 10, 42, f"a line is a place, a box is a step · {told}", 11.5)
     top = scene.legend(10, 66, _marks(scene, list(found.values())), 34)[1] + 16
     for i, (name, each) in enumerate(found.items()):
@@ -169,7 +169,7 @@ def _head(scene: Sheet, i: int, name: str, each: Places, top: float) -> None:
     """What the run is called, and what of its places was used for nothing."""
     shown = cut_to(name, 300, 13, True, keep=True)
     scene.text(f"{i}.title", 10, top + 14, shown, 13, **BOLD)
-    told = f"{counted(len(each.run.steps), 'step')}, {ms(each.run.end - each.run.start)} · "
+    told = f"{counted(len(each.run.steps), 'step')} · "
     lives = each.run.lives
     tokens = counted(sum(len(one.token_times) for one in lives), "new token")
     told += f"{sum(one.finished is not None for one in lives)} of {len(lives)} requests finished, "

@@ -143,7 +143,7 @@ def _draw_budget(scene: Sheet, run: Rows, axis: Axis, base: float) -> None:
 # -- in words -------------------------------------------------------------------------------------
 
 
-def limits(run: Rows, policy: bool = True) -> str:
+def limits(run: Rows, policy: bool = True, clock: bool = True) -> str:
     """The engine's limits, and what its clock asks, as far as the trace knows them."""
     get, parts = run.settings.get, []
     if policy and "policy" in run.settings:
@@ -157,7 +157,7 @@ def limits(run: Rows, policy: bool = True) -> str:
     if get("long_prefill_token_threshold"):
         parts.append(f"chunks of at most {get('long_prefill_token_threshold')}")
     fixed, each = get("seconds_per_forward"), get("seconds_per_token")
-    if isinstance(fixed, float | int) and isinstance(each, float | int):
+    if clock and isinstance(fixed, float | int) and isinstance(each, float | int):
         parts.append(f"virtual clock: {ms(fixed)} a forward + {ms(each)} a token")
     return " · ".join(parts)
 
