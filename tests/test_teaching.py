@@ -16,7 +16,7 @@ import transformers
 from browser import ROOT, barriers, chromium
 
 from tools import teaching
-from tools.publish import handout, slides
+from tools.publish import handout, players, slides
 from tools.publish.build import (
     LESSONS,
     QUESTION,
@@ -221,9 +221,8 @@ def test_decks_turn_by_keyboard_fit_the_screen_and_ask_nobody(tmp_path: Path) ->
             assert all(re.search(r"\d", alt) for alt in alts)
             assert not leaks({"page": file.read_text()}, solutions(sources()[lesson.notebook]))
             assert barriers(page) == []
-        for key in "nz":
-            page.keyboard.press(key)
-        assert page.evaluate("document.body.className") == "deck told large"
+        page.keyboard.press("n")
+        assert page.evaluate("document.body.className") == "deck told"
         page.goto(f"{file.as_uri()}#2")
         with page.expect_popup() as opened:
             page.keyboard.press("p")
@@ -236,6 +235,36 @@ def test_decks_turn_by_keyboard_fit_the_screen_and_ask_nobody(tmp_path: Path) ->
         page.keyboard.press("ArrowLeft")
         assert {url.partition("#")[0].rpartition("/")[0] for url in asked} == {tmp_path.as_uri()}
         assert not said
+
+
+# of each slide with a picture: the box of the picture, and where the line at the foot begins
+PICTURES = """() => [...document.querySelectorAll("section")].flatMap((_, i) => {
+    const key = i ? "ArrowRight" : "Home";
+    document.dispatchEvent(new KeyboardEvent("keydown", { key, bubbles: true }));
+    return [...document.querySelectorAll("section.here img")].map((one) => {
+        const { left, top, right, bottom } = one.getBoundingClientRect();
+        const foot = document.querySelector("nav").getBoundingClientRect().top;
+        return { left, top, right, bottom, foot, high: document.documentElement.scrollHeight };
+    });
+})"""
+
+
+@pytest.mark.browser
+def test_a_key_makes_a_picture_as_large_as_the_screen_and_hides_nothing(tmp_path: Path) -> None:
+    with chromium() as browser:
+        page = browser.new_page(viewport={"width": 1280, "height": 720})
+        for lesson in LESSONS:
+            file = tmp_path / f"{lesson.code}.html"
+            file.write_text(slides.deck(lesson.notebook), encoding="utf-8")
+            page.goto(file.as_uri())
+            page.keyboard.press("z")
+            for one in page.evaluate(PICTURES):
+                assert one["left"] >= 0 and one["top"] >= 0 and one["right"] <= 1280
+                assert one["bottom"] <= one["foot"] and one["high"] == 720
+            page.keyboard.press("z")
+            assert page.evaluate("document.body.className") == "deck wide"
+            page.keyboard.press("z")
+            assert page.evaluate("document.body.className") == "deck"
 
 
 @pytest.mark.browser
@@ -268,6 +297,21 @@ def test_a_deck_turns_by_tap_and_swipe(tmp_path: Path) -> None:
         swipe((200, 300), (210, 500))  # that scrolls
         assert nav.inner_text().startswith("5 / ")
         assert page.evaluate("document.documentElement.scrollWidth") <= 390
+
+
+def test_no_slide_is_a_heading_alone_and_a_section_links_to_its_players() -> None:
+    """Whatever says where it leads has something to look at below it."""
+    linked = set[str]()
+    for lesson in LESSONS:
+        for number, slide in enumerate(slides.slides_of(lesson.notebook), 1):
+            shown = re.findall(r"<(?:p|li|pre|img)\b", re.sub(r'<p class="small">', "", slide.body))
+            alone = "<h2>" in slide.body and len(shown) < 1 + ("Objective: " in slide.body)
+            assert not alone or "<h2>Answer: " in slide.body, f"slide {number} of {lesson.code}"
+            for file in re.findall(r'<a href="players/([^"]+)"', slide.body):
+                (show,) = [one for one in players.entries() if one.file == file]
+                assert show.lesson == lesson.notebook and f"{show.heading}</h2>" in slide.body
+                linked.add(file)
+    assert linked == {show.file for show in players.entries()}
 
 
 @every_lesson
@@ -303,6 +347,29 @@ def test_a_slide_has_the_task_the_formula_and_what_a_titled_paragraph_leads_to()
     assert "Said" not in formula.body
     assert "<p>x = y</p>" in then.body and "seen: 3" in then.body and "No more" not in then.body
     assert "Write <code>f</code>" in exercise.body and "no" not in exercise.notes
+
+
+def test_a_heading_shows_whole_thoughts_its_sections_and_the_question_that_it_has_room_for() -> (
+    None
+):
+    new = nbformat.v4
+    asked = new.new_output("display_data", {"text/plain": "Predict: how many?\n  ( ) 1"})
+    ask = new.new_code_cell('predictions.ask("a", "how many?", ["1"])', outputs=[asked])
+    cells = [
+        new.new_markdown_cell("# 09 · A lesson\n\nIt is about this."),
+        new.new_markdown_cell(
+            "# First sitting\n\n## 1 · A\n\n**Objective:** see. A has 6. So b = 6 + 1. No more."
+        ),
+        new.new_markdown_cell("## 2 · B\n\n**Objective:** count. `B` is told.\n\n- c"),
+        new.new_markdown_cell("## 3 · C\n\n**Objective:** say it."),
+        ask,
+    ]
+    book = new.new_notebook(cells=cells)
+    _, sitting, first, second, third = slides.merged(slides.slides(book, book))
+    assert re.findall("<li>(.*?)</li>", sitting.body) == ["1 · A", "2 · B", "3 · C"]
+    assert re.findall("<li>(.*?)</li>", first.body) == ["A has 6. So b = 6 + 1."]
+    assert "<p><code>B</code> is told.</p>" in second.body
+    assert "Objective: say it." in third.body and "<h2>Predict: how many?</h2><ol>" in third.body
 
 
 # -- take-away ------------------------------------------------------------------------------------
