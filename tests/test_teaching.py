@@ -16,7 +16,7 @@ import transformers
 from browser import ROOT, barriers, chromium
 
 from tools import teaching
-from tools.publish import handout, players, slides
+from tools.publish import answers, handout, players, slides
 from tools.publish.build import (
     LESSONS,
     QUESTION,
@@ -27,6 +27,7 @@ from tools.publish.build import (
     target,
 )
 from tools.publish.handout import leaks, solutions
+from tools.publish.lesson_pages import questions
 from tools.publish.score import Score, best, main, score
 from tutorial_engine.learn.elsewhere import LLAMA_CPP, SGLANG, VLLM
 from tutorial_engine.learn.verdict import Verdict
@@ -113,6 +114,34 @@ def test_handouts_have_what_lab_needs_and_no_answers(
     monkeypatch.setattr(handout, "solutions", lambda _: [["import torch"]])
     with pytest.raises(ValueError, match="has solution 1"):
         handout.students_files()
+
+
+@every_lesson
+def test_the_answer_key_has_each_prediction_and_each_exercise(lesson: Lesson) -> None:
+    """As `make notebooks` writes it; the numbers of the predictions are those of the quiz."""
+    key = answers.page()
+    (part,) = re.findall(rf"^## {lesson.code} · .*?(?=^## \w\d · |\Z)", key, re.M | re.S)
+    asked = questions(lesson)
+    source = sources()[lesson.notebook].read_text(encoding="utf-8")
+    assert len(re.findall(r"predictions\.ask\(", source)) == len(asked) > 2
+    for number, one in enumerate(asked.values(), 1):
+        (row,) = re.findall(rf"^\| {lesson.code}\.{number} \| (.*) \|$", part, re.M)
+        right = re.sub(r"\\(.)", r"\1", row.rpartition(" | ")[2])
+        assert right.removesuffix(" (m)") == f"**{one.right}**"
+    code = [{line.strip() for line in one.splitlines()} for one in part.split("```python")[1:]]
+    secrets = solutions(sources()[lesson.notebook])
+    assert len(code) == source.count('tags=["exercise"]') and secrets
+    assert all(any(set(secret) <= lines for lines in code) for secret in secrets)
+
+
+def test_the_answer_key_has_the_tasks_on_paper_and_students_do_not_get_it() -> None:
+    key = answers.page()
+    assert "exercise 1 on paper: (10, 0, 8) gives **8**, (10, 8, 8) gives **2**" in key
+    planned = r"^- Three requests, a budget of 8: step 0 runs .*'A': 8.* step 1 runs .*'B': 6"
+    assert re.search(planned, key, re.M)
+    assert answers.PAGE not in handout.students_files() and answers.PAGE.is_file()
+    files = [path for path in handout.students_files() if path.suffix in (".md", ".txt", ".toml")]
+    assert files and not [path for path in files if "exercise 1 on paper" in path.read_text()]
 
 
 # -- the score ------------------------------------------------------------------------------------
