@@ -36,7 +36,7 @@ HINT = re.compile(r"[Hh]int$")
 ON_PAPER = re.compile(r"exercise (\d+) for ((?:\([\d, ]+\)(?:,| and)? ?)+)")  # in a plan
 INTRO = """# Answers
 
-For teachers: all predictions, exercises and tasks on paper of the lessons. This page is written from
+For teachers: predictions, exercises and tasks on paper of the lessons. This page is written from
 the notebooks by `make notebooks` (or `python -m tools.teaching`), and is not in `students.zip`. The
 numbers of the predictions are those of the quiz. An answer with (m) was measured when the notebooks
 were built: another machine may give another one. An exercise may have other right answers than the
