@@ -16,7 +16,7 @@ import transformers
 from browser import ROOT, barriers, chromium
 
 from tools import teaching
-from tools.publish import answers, handout, players, slides
+from tools.publish import answers, exam, handout, players, slides
 from tools.publish.build import (
     LESSONS,
     QUESTION,
@@ -69,6 +69,26 @@ def test_a_page_is_written_with_its_table_and_the_numbers_of_its_slides(lesson: 
         assert f"<h2>{escape(name)}" in deck[begin - 1].body
         inside = "".join(slide.body for slide in deck[begin:end])
         assert not re.search(r"<h2>\d+ ·", inside), f"{name} runs into the next section"
+
+
+def test_the_syllabus_places_every_section_once_and_adds_up() -> None:
+    page = (PAGES / "syllabus.md").read_text(encoding="utf-8")
+    term = page.partition("## 14 weeks")[2].partition("\n## ")[0]
+    rows = [line.strip("| ").split(" | ") for line in re.findall(r"^\| \d.*$", term, re.M)]
+    assert [int(row[0]) for row in rows] == list(range(1, 15))
+    placed: dict[str, list[int]] = {}
+    for code, words in re.findall(r"\b(0\d), sections? ([\d a-z]+)", " ".join(sum(rows, []))):
+        first, last = (re.findall(r"\d+", words) * 2)[:2]
+        placed.setdefault(code, []).extend(range(int(first), int(last) + 1))
+    for lesson in LESSONS:
+        if lesson.code.isdigit():
+            names = [one.name for one in teaching.sections(lesson)]
+            numbers = [int(found[1]) for one in names if (found := re.match(r"(\d+) · ", one))]
+            assert placed[lesson.code] == numbers, f"each section of {lesson.code}, in its order"
+    hours = sum({"¼": 0.25, "½": 0.5, "¾": 0.75, "1": 1}[row[3].split()[0]] for row in rows)
+    assert hours == 10.5 and "10½ hours at home" in page
+    early = sum(one.points for one in exam.exam() if one.lesson <= "03")
+    assert f"{early} points in {early} minutes" in page
 
 
 # -- handouts -------------------------------------------------------------------------------------

@@ -33,9 +33,9 @@ HEAD = """# {title}
 {lead}
 """
 ABOUT = """{number} questions, {points} points; plan a minute for a point. Notebooks 01 to 03 have
-{half} of them, for an exam in the middle of the term. A calculator is allowed. These are the
-numbers of seed {seed}: `make exam SEED=7` writes the same questions with other numbers, and their
-answers. {other}."""
+{half} of them, for an exam in the middle of the term. A calculator is allowed."""
+SEEDED = """These are the numbers of seed {seed}: `make exam SEED=7` writes the same questions with
+other numbers, and their answers. {other}"""
 
 
 class Question(NamedTuple):
@@ -71,20 +71,20 @@ def exam(seed: int = SEED) -> tuple[Question, ...]:
     return tuple(found)
 
 
-def page(questions: Sequence[Question], seed: int, solved: bool) -> str:
-    """The sheet of questions, or the one with answers and points."""
+def page(questions: Sequence[Question], seed: int | None, solved: bool) -> str:
+    """The sheet of questions, or the one with answers and points. Without a seed none is told."""
     titles = {True: "Exam: answers and points", False: "Exam"}
     others = {
-        True: "The questions are on [the sheet](exam.md)",
-        False: "The answers are on [a page of their own](exam-answers.md)",
+        True: "The questions are on [the sheet](exam.md).",
+        False: "The answers are on [a page of their own](exam-answers.md).",
     }
     lead = ABOUT.format(
         number=len(questions),
         points=sum(one.points for one in questions),
         half=sum(one.points for one in questions if one.lesson <= "03"),
-        seed=seed,
-        other=others[solved],
     )
+    if seed is not None:
+        lead += "\n" + SEEDED.format(seed=seed, other=others[solved])
     if solved:
         lead += "\n\n" + (
             "Other words are as good. A number that follows rightly from a wrong one before it "
@@ -127,9 +127,9 @@ def write(folder: Path = PAGES, seed: int = SEED) -> None:
 
 
 def html(questions: Sequence[Question], seed: int, solved: bool) -> str:
-    """A page to print, that loads nothing."""
-    text = page(questions, seed, solved)
-    text = re.sub(r" (The (questions|answers) are on) \[[^\]]*\]\(\S+\)\.", "", text)
+    """A page to print, that loads nothing. The seed gives the answers, so only they tell it."""
+    text = page(questions, None, solved)
+    text += f"\nSeed {seed}.\n" if solved else ""
     body = re.sub(r'<a class="anchor-link".*?</a>', "", markdown2html(text))
     for one in questions:
         if one.picture is not None:
