@@ -49,7 +49,7 @@ LAB_ARGS ?=
 # `make real MODEL=folder-or-hub-id` names another one.
 MODEL ?=
 
-.PHONY: real chat owner setup lab test test-portable test-wheel test-site lint notebooks figures html site slides handout score bench vllm tiny clean
+.PHONY: real chat owner setup lab test test-portable test-wheel test-site lint notebooks figures html site slides handout exam score bench vllm tiny clean
 
 setup: $(READY)
 
@@ -127,7 +127,7 @@ notebooks: $(READY)
 	$(BIN)/python -m tools.publish.build $(NB)
 	$(BIN)/python -m tools.teaching
 
-notebooks figures site slides: export OMP_NUM_THREADS ?= 1
+notebooks figures site slides exam: export OMP_NUM_THREADS ?= 1
 figures: $(READY)
 	$(BIN)/python -m tools.publish.figures
 
@@ -139,6 +139,9 @@ slides: $(READY)
 
 handout: $(READY)
 	$(BIN)/python -m tools.publish.handout
+
+exam: $(READY)
+	$(BIN)/python -m tools.publish.exam $(if $(SEED),--seed $(SEED))
 
 score: $(READY)
 	$(BIN)/python -m tools.publish.score $(SCORE_ARGS)
@@ -169,4 +172,4 @@ tiny: $(READY)
 	$(BIN)/python -m tutorial_engine.tiny.train
 
 clean:
-	rm -rf $(VENV) .venv-vllm html slides handout build
+	rm -rf $(VENV) .venv-vllm html slides handout exam build

@@ -17,7 +17,7 @@ from browser import ROOT, barriers, chromium
 
 from tools import teaching
 from tools.mine import copy_of
-from tools.publish import handout, slides
+from tools.publish import answers, exam, handout, players, slides
 from tools.publish.build import (
     LESSONS,
     QUESTION,
@@ -28,6 +28,7 @@ from tools.publish.build import (
     target,
 )
 from tools.publish.handout import leaks, solutions
+from tools.publish.lesson_pages import questions
 from tools.publish.score import Score, best, main, score
 from tutorial_engine.learn.elsewhere import LLAMA_CPP, SGLANG, VLLM
 from tutorial_engine.learn.verdict import Verdict
@@ -69,6 +70,26 @@ def test_a_page_is_written_with_its_table_and_the_numbers_of_its_slides(lesson: 
         assert f"<h2>{escape(name)}" in deck[begin - 1].body
         inside = "".join(slide.body for slide in deck[begin:end])
         assert not re.search(r"<h2>\d+ ·", inside), f"{name} runs into the next section"
+
+
+def test_the_syllabus_places_every_section_once_and_adds_up() -> None:
+    page = (PAGES / "syllabus.md").read_text(encoding="utf-8")
+    term = page.partition("## 14 weeks")[2].partition("\n## ")[0]
+    rows = [line.strip("| ").split(" | ") for line in re.findall(r"^\| \d.*$", term, re.M)]
+    assert [int(row[0]) for row in rows] == list(range(1, 15))
+    placed: dict[str, list[int]] = {}
+    for code, words in re.findall(r"\b(0\d), sections? ([\d a-z]+)", term):
+        first, last = (re.findall(r"\d+", words) * 2)[:2]
+        placed.setdefault(code, []).extend(range(int(first), int(last) + 1))
+    for lesson in LESSONS:
+        if lesson.code.isdigit():
+            names = [one.name for one in teaching.sections(lesson) if one.level == 2]
+            numbers = [int(found[1]) for one in names if (found := re.match(r"(\d+) · ", one))]
+            assert placed[lesson.code] == numbers, f"each section of {lesson.code}, in its order"
+    hours = sum({"¼": 0.25, "½": 0.5, "¾": 0.75, "1": 1}[row[3].split()[0]] for row in rows)
+    assert hours == 10.5 and "10½ hours at home" in page
+    early = sum(one.points for one in exam.exam() if one.lesson <= "03")
+    assert f"{early} points in {early} minutes" in page
 
 
 # -- handouts -------------------------------------------------------------------------------------
@@ -118,6 +139,34 @@ def test_handouts_have_what_lab_needs_and_no_answers(
     monkeypatch.setattr(handout, "solutions", lambda _: [["import torch"]])
     with pytest.raises(ValueError, match="has solution 1"):
         handout.students_files()
+
+
+@every_lesson
+def test_the_answer_key_has_each_prediction_and_each_exercise(lesson: Lesson) -> None:
+    """As `make notebooks` writes it; the numbers of the predictions are those of the quiz."""
+    key = answers.page()
+    (part,) = re.findall(rf"^## {lesson.code} · .*?(?=^## \w\d · |\Z)", key, re.M | re.S)
+    asked = questions(lesson)
+    source = sources()[lesson.notebook].read_text(encoding="utf-8")
+    assert len(re.findall(r"predictions\.ask\(", source)) == len(asked) > 2
+    for number, one in enumerate(asked.values(), 1):
+        (row,) = re.findall(rf"^\| {lesson.code}\.{number} \| (.*) \|$", part, re.M)
+        right = re.sub(r"\\(.)", r"\1", row.rpartition(" | ")[2])
+        assert right.removesuffix(" (m)") == f"**{one.right}**"
+    code = [{line.strip() for line in one.splitlines()} for one in part.split("```python")[1:]]
+    secrets = solutions(sources()[lesson.notebook])
+    assert len(code) == source.count('tags=["exercise"]') and secrets
+    assert all(any(set(secret) <= lines for lines in code) for secret in secrets)
+
+
+def test_the_answer_key_has_the_tasks_on_paper_and_students_do_not_get_it() -> None:
+    key = answers.page()
+    assert "exercise 1 on paper: (10, 0, 8) gives **8**, (10, 8, 8) gives **2**" in key
+    planned = r"^- Three requests, a budget of 8: step 0 runs .*'A': 8.* step 1 runs .*'B': 6"
+    assert re.search(planned, key, re.M)
+    assert answers.PAGE not in handout.students_files() and answers.PAGE.is_file()
+    files = [path for path in handout.students_files() if path.suffix in (".md", ".txt", ".toml")]
+    assert files and not [path for path in files if "exercise 1 on paper" in path.read_text()]
 
 
 # -- the score ------------------------------------------------------------------------------------
@@ -226,9 +275,8 @@ def test_decks_turn_by_keyboard_fit_the_screen_and_ask_nobody(tmp_path: Path) ->
             assert all(re.search(r"\d", alt) for alt in alts)
             assert not leaks({"page": file.read_text()}, solutions(sources()[lesson.notebook]))
             assert barriers(page) == []
-        for key in "nz":
-            page.keyboard.press(key)
-        assert page.evaluate("document.body.className") == "deck told large"
+        page.keyboard.press("n")
+        assert page.evaluate("document.body.className") == "deck told"
         page.goto(f"{file.as_uri()}#2")
         with page.expect_popup() as opened:
             page.keyboard.press("p")
@@ -241,6 +289,36 @@ def test_decks_turn_by_keyboard_fit_the_screen_and_ask_nobody(tmp_path: Path) ->
         page.keyboard.press("ArrowLeft")
         assert {url.partition("#")[0].rpartition("/")[0] for url in asked} == {tmp_path.as_uri()}
         assert not said
+
+
+# of each slide with a picture: the box of the picture, and where the line at the foot begins
+PICTURES = """() => [...document.querySelectorAll("section")].flatMap((_, i) => {
+    const key = i ? "ArrowRight" : "Home";
+    document.dispatchEvent(new KeyboardEvent("keydown", { key, bubbles: true }));
+    return [...document.querySelectorAll("section.here img")].map((one) => {
+        const { left, top, right, bottom } = one.getBoundingClientRect();
+        const foot = document.querySelector("nav").getBoundingClientRect().top;
+        return { left, top, right, bottom, foot, high: document.documentElement.scrollHeight };
+    });
+})"""
+
+
+@pytest.mark.browser
+def test_a_key_makes_a_picture_as_large_as_the_screen_and_hides_nothing(tmp_path: Path) -> None:
+    with chromium() as browser:
+        page = browser.new_page(viewport={"width": 1280, "height": 720})
+        for lesson in LESSONS:
+            file = tmp_path / f"{lesson.code}.html"
+            file.write_text(slides.deck(lesson.notebook), encoding="utf-8")
+            page.goto(file.as_uri())
+            page.keyboard.press("z")
+            for one in page.evaluate(PICTURES):
+                assert one["left"] >= 0 and one["top"] >= 0 and one["right"] <= 1280
+                assert one["bottom"] <= one["foot"] and one["high"] == 720
+            page.keyboard.press("z")
+            assert page.evaluate("document.body.className") == "deck wide"
+            page.keyboard.press("z")
+            assert page.evaluate("document.body.className") == "deck"
 
 
 @pytest.mark.browser
@@ -273,6 +351,21 @@ def test_a_deck_turns_by_tap_and_swipe(tmp_path: Path) -> None:
         swipe((200, 300), (210, 500))  # that scrolls
         assert nav.inner_text().startswith("5 / ")
         assert page.evaluate("document.documentElement.scrollWidth") <= 390
+
+
+def test_no_slide_is_a_heading_alone_and_a_section_links_to_its_players() -> None:
+    """Whatever says where it leads has something to look at below it."""
+    linked = set[str]()
+    for lesson in LESSONS:
+        for number, slide in enumerate(slides.slides_of(lesson.notebook), 1):
+            shown = re.findall(r"<(?:p|li|pre|img)\b", re.sub(r'<p class="small">', "", slide.body))
+            alone = "<h2>" in slide.body and len(shown) < 1 + ("Objective: " in slide.body)
+            assert not alone or "<h2>Answer: " in slide.body, f"slide {number} of {lesson.code}"
+            for file in re.findall(r'<a href="players/([^"]+)"', slide.body):
+                (show,) = [one for one in players.entries() if one.file == file]
+                assert show.lesson == lesson.notebook and f"{show.heading}</h2>" in slide.body
+                linked.add(file)
+    assert linked == {show.file for show in players.entries()}
 
 
 @every_lesson
@@ -308,6 +401,29 @@ def test_a_slide_has_the_task_the_formula_and_what_a_titled_paragraph_leads_to()
     assert "Said" not in formula.body
     assert "<p>x = y</p>" in then.body and "seen: 3" in then.body and "No more" not in then.body
     assert "Write <code>f</code>" in exercise.body and "no" not in exercise.notes
+
+
+def test_a_heading_shows_whole_thoughts_its_sections_and_the_question_that_it_has_room_for() -> (
+    None
+):
+    new = nbformat.v4
+    asked = new.new_output("display_data", {"text/plain": "Predict: how many?\n  ( ) 1"})
+    ask = new.new_code_cell('predictions.ask("a", "how many?", ["1"])', outputs=[asked])
+    cells = [
+        new.new_markdown_cell("# 09 · A lesson\n\nIt is about this."),
+        new.new_markdown_cell(
+            "# First sitting\n\n## 1 · A\n\n**Objective:** see. A has 6. So b = 6 + 1. No more."
+        ),
+        new.new_markdown_cell("## 2 · B\n\n**Objective:** count. `B` is told.\n\n- c"),
+        new.new_markdown_cell("## 3 · C\n\n**Objective:** say it."),
+        ask,
+    ]
+    book = new.new_notebook(cells=cells)
+    _, sitting, first, second, third = slides.merged(slides.slides(book, book))
+    assert re.findall("<li>(.*?)</li>", sitting.body) == ["1 · A", "2 · B", "3 · C"]
+    assert re.findall("<li>(.*?)</li>", first.body) == ["A has 6. So b = 6 + 1."]
+    assert "<p><code>B</code> is told.</p>" in second.body
+    assert "Objective: say it." in third.body and "<h2>Predict: how many?</h2><ol>" in third.body
 
 
 # -- take-away ------------------------------------------------------------------------------------

@@ -4,13 +4,15 @@
 
 `make notebooks` runs it, too. A lesson without a page is left out.
 Sections, exercises with their minutes, and questions are read from the notebooks' sources; the
-slides are those of the decks that `make slides` writes from the built notebooks.
+slides are those of the decks that `make slides` writes from the built notebooks. The answer key,
+answers.md, is written from the notebooks as a whole.
 """
 
 import re
 from pathlib import Path
 from typing import NamedTuple
 
+from tools.publish import answers
 from tools.publish.build import LESSONS, QUESTION, Lesson, make_notebook, sources
 from tools.publish.slides import titles
 
@@ -98,12 +100,13 @@ def written(page: str, lesson: Lesson) -> str:
 
 
 def main() -> None:
-    """Write the tables and the numbers anew."""
+    """Write the tables, the numbers and the answers anew."""
     for lesson in LESSONS:
         path = PAGES / f"{lesson.code}.md"
         if path.is_file():
             page = path.read_text(encoding="utf-8")
             path.write_text(written(page, lesson), encoding="utf-8")
+    answers.write()
 
 
 if __name__ == "__main__":

@@ -77,13 +77,13 @@ def figures() -> dict[str, str]:
         "correct": f"exp({old:g} − {new:g}) = {math.exp(old - new):.3f}",
         "prompt": str(PROMPT),
         "equal": str(EQUAL),
-        "found": str(_found(PROMPT, EQUAL, 16)),
+        "found": str(found(PROMPT, EQUAL, 16)),
         "probabilities": ", ".join(f"{p:g}" for p in PROBABILITIES),
         "loss": f"{-sum(map(math.log, PROBABILITIES)) / len(PROBABILITIES):.2f}",
     }
 
 
-def _found(prompt: int, equal: int, block_size: int) -> int:
+def found(prompt: int, equal: int, block_size: int) -> int:
     """How many tokens of a prompt are found, when a request has run the first `equal` of them."""
     blocks = BlockManager(num_blocks=-(-equal // block_size), block_size=block_size)
     tokens = [*range(prompt)]

@@ -1,7 +1,7 @@
 """What a teacher hands out: `python -m tools.publish.handout`.
 
 handout/students.zip is all that `make lab` needs, without a solution; handout/solutions.zip has the
-solved notebooks. Knows files and cells; knows no lesson.
+solved notebooks and the answer key. Knows files and cells; knows no lesson.
 """
 
 import html
@@ -15,6 +15,7 @@ from typing import Any
 import nbformat
 from nbformat import NotebookNode
 
+from tools.publish.answers import PAGE
 from tools.publish.build import NOTEBOOKS, SOLUTION, sources, target
 
 ROOT = NOTEBOOKS.parent
@@ -94,7 +95,7 @@ def pack(files: list[Path], archive: Path, readme: Path | None = None) -> None:
 def main() -> None:
     """Write both archives."""
     pack(students_files(), OUT / "students.zip", README)
-    pack([target(name, solved=True) for name in sources()], OUT / "solutions.zip")
+    pack([*(target(name, solved=True) for name in sources()), PAGE], OUT / "solutions.zip")
 
 
 if __name__ == "__main__":

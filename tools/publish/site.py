@@ -236,8 +236,9 @@ def quiz_page() -> str:
     ]
     for lesson, asked in every.items():
         lines.append(f"## {pages(lesson)[0].title}\n")
-        for one in asked.values():
-            lines += [one.html(""), "", f"Section {link(lesson, one.heading)}", ""]
+        for number, one in enumerate(asked.values(), 1):
+            where = f"{lesson.code}.{number} · Section {link(lesson, one.heading)}"
+            lines += [one.html(""), "", where, ""]
     return "\n".join(lines)
 
 

@@ -2,14 +2,15 @@
 
 Of each built notebook one page in slides/ that loads nothing from anywhere: objectives, definitions
 and formulas, questions and their answers, pictures, open exercises. The rest of the prose becomes
-the speaker's notes, which open in a window of their own.
+the speaker's notes, which open in a window of their own. The players lie beside the decks, and the
+slide that opens a section links to those about it.
 """
 
 import base64
 import html
 import re
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -19,7 +20,9 @@ from jinja2 import Environment
 from nbconvert.filters import markdown2html
 from nbformat import NotebookNode
 
+from tools.publish import players
 from tools.publish.build import NOTEBOOKS, QUESTION, sources, target
+from tools.publish.lesson_pages import NUMBER as NUMBERED
 from tutorial_engine.viz.tokens import escape
 
 OUT = NOTEBOOKS.parent / "slides"
@@ -32,12 +35,14 @@ LEAD = re.compile(r"^\*\*([A-Z][^*]*[.?])\*\*\s", re.M)  # a paragraph with a ti
 SENTENCE = re.compile(r"(?<=[.?!])\s+(?=[A-Z*`])")
 TERM = re.compile(r"(?<![*\w])\*\*?[A-Za-z]")  # a word in italics or bold: it is defined here
 FORMULA = re.compile(r" [=≤<≥] |`[^`]* [-+*/·] [^`]*`")
+SECTION_ABOVE = re.compile(r'<p class="small">.*?</p>')
 TITLE = re.compile(r"<h2>(.*?)</h2>")
 SECTION = re.compile(r"^##? .*$", re.M)
 NUMBER = re.compile(r"(?<![\w.])\d")
 NO_NUMBER = re.compile(r"`[^`]*`|([Nn]otebook|[Ss]ections?|[Ee]xercises?) \d+( to \d+)?|\d\.\dB")
 MOST_GIVEN = 70  # words above a question
-MOST_KEYS = 4  # sentences beside an objective
+MOST_KEYS = 5  # sentences beside an objective
+LEANS = re.compile(r"(So|Then|But|Therefore|It|Its|This|These)\b")  # on what was said before
 MOST_LINES = 14  # of a printed output below other things
 WHOLE_SLIDE = 22  # ... and alone
 
@@ -57,7 +62,10 @@ pre { font-size: .78em; background: #f4f4f4; padding: .4em .6em; margin: .6em 0;
   overflow: auto; white-space: pre-wrap; }
 ol { list-style: upper-alpha; } .notes { font-size: .62em; color: #333; max-width: 50em;
   border-top: 1px solid #999; margin-top: 1em; }
-.large img { max-height: none; }
+.whole .here img { position: fixed; inset: 0; width: 100vw; height: calc(100vh - 30px);
+  max-height: none; object-position: center; background: #fff; }
+.wide section { padding: 1vh 1vw 7vh; justify-content: start; }
+.wide .here img { max-height: none; }
 .deck section { display: none; } .deck section.here { display: flex; border: 0; }
 .deck .notes { display: none; } .deck.told .notes { display: block; }
 .deck { touch-action: pan-y pinch-zoom; }
@@ -71,12 +79,25 @@ nav { position: fixed; right: 1em; bottom: .5em; font-size: 14px; color: #444; b
 <script>
 const all = [...document.querySelectorAll("section")], nav = document.querySelector("nav");
 let at = 0;
+let size = 0;  // of the pictures; Z turns to the next
+const sizes = ["", "whole", "wide"];
+const told = ["larger picture", "as wide as the screen", "small picture"];
+function foot() {
+  nav.textContent = `${at + 1} / ${all.length} · ` + (matchMedia("(pointer: coarse)").matches
+    ? "tap or swipe" : `← → · P: notes in a window · N: notes here · Z: ${told[size]}`);
+}
+function resize() {
+  size = (size + 1) % sizes.length;
+  document.body.classList.remove("whole", "wide");
+  if (size) document.body.classList.add(sizes[size]);
+  scrollTo(0, 0);
+  foot();
+}
 function go(to) {
   all[at].classList.remove("here");
   at = Math.max(0, Math.min(all.length - 1, to || 0));
   all[at].classList.add("here");
-  nav.textContent = `${at + 1} / ${all.length} · ` + (matchMedia("(pointer: coarse)").matches
-    ? "tap or swipe" : "← → · P: notes in a window · N: notes here · Z: larger picture");
+  foot();
   history.replaceState(null, "", `#${at + 1}`);
   scrollTo(0, 0);
   tell();
@@ -111,7 +132,7 @@ function pressed(event) {
   const key = event.key.toLowerCase();
   if (event.key in keys) { event.preventDefault(); go(keys[event.key]()); }
   else if (key === "n") document.body.classList.toggle("told");
-  else if (key === "z") document.body.classList.toggle("large");
+  else if (key === "z") resize();
   else if (key === "p") present();
 }
 addEventListener("keydown", pressed);
@@ -144,6 +165,7 @@ class Slide(NamedTuple):
 def slides(learners: NotebookNode, solved: NotebookNode) -> Iterator[Slide]:
     """The slides of a lesson, from its two built copies. Exercises are those of the learner's."""
     section, task, told, titled = "", False, "", False
+    inside = _inside(learners)
     since: list[str] = []  # the text since the section began, or the last answer
     for mine, theirs in zip(learners.cells, solved.cells, strict=True):
         if mine.cell_type == "markdown":
@@ -159,7 +181,8 @@ def slides(learners: NotebookNode, solved: NotebookNode) -> Iterator[Slide]:
                 marks, _, title = title.partition(" ")
                 task = title.startswith("Exercise")
                 titled = len(marks) > 2 and not task
-                yield _titled(title, text.strip(), section if len(marks) > 2 else "")
+                parts = inside.get(title, []) if len(marks) == 1 and section else []
+                yield _titled(title, text.strip(), section if len(marks) > 2 else "", parts)
                 section = title if len(marks) < 3 else section
             continue
         if "exercise" in mine.metadata.get("tags", []):
@@ -177,7 +200,7 @@ def _said(part: str, section: str = "") -> Slide:
     return Slide(_small(section) + _listed(keys(part)) if shown else "", markdown2html(part))
 
 
-def _listed(sentences: list[str]) -> str:
+def _listed(sentences: Sequence[str]) -> str:
     return markdown2html("\n".join(f"- {one}" for one in sentences)) if sentences else ""
 
 
@@ -214,16 +237,51 @@ def _led_to(
     yield Slide(body + shown, markdown2html(told))
 
 
-def _titled(title: str, text: str, section: str) -> Slide:
-    """A heading with the objective and its definitions, an exercise's text, or the beginning."""
+def _inside(notebook: NotebookNode) -> dict[str, list[str]]:
+    """Title of a sitting → its sections."""
+    text = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "markdown")
+    found = dict[str, list[str]]()
+    for part in re.split(r"^# ", text, flags=re.M):
+        found[part.partition("\n")[0]] = re.findall(r"^## (.* · .*)$", part, re.M)
+    return found
+
+
+def _titled(title: str, text: str, section: str, parts: Sequence[str] = ()) -> Slide:
+    """A heading with the objective and its definitions, an exercise's text, or the beginning.
+
+    Below a sitting's title stand its sections, and below a section's its players.
+    """
     objective = OBJECTIVE.search(text)
     shown = text if title.startswith("Exercise") else _beginning(text)
-    more = ""
+    more = f'<div class="given">{_listed(parts)}</div>' if parts else ""
     if objective:
-        shown = f"Objective: {objective[1]}"
-        more = _listed(keys(text[objective.end() :]))
+        shown, rest = f"Objective: {objective[1]}", text[objective.end() :]
+        more = _listed(keys(rest)) or markdown2html(_opening(rest))
     body = f"{_small(section)}<h2>{escape(title)}</h2>{markdown2html(shown)}{more}"
-    return Slide(body, markdown2html(text) if text != shown else "")
+    return Slide(body + _players(title), markdown2html(text) if text != shown else "")
+
+
+def _players(title: str) -> str:
+    """Links to the players about a section."""
+    about = NUMBERED.sub(r"\1", title)
+    found = [show for show in players.entries() if show.heading == about]
+    links = [
+        f'<a href="players/{show.file}" target="_blank">{escape(show.title)}</a>' for show in found
+    ]
+    return f'<p class="player">Player: {" · ".join(links)}</p>' if links else ""
+
+
+def _opening(text: str) -> str:
+    """The first sentences, as many as stand above a question; without lists, tables and code."""
+    found = list[str]()
+    for paragraph in re.split(r"\n\s*\n", text.strip()):
+        if re.match(r"- |[#|<]|```", paragraph):
+            break
+        for one in SENTENCE.split(" ".join(paragraph.split())):
+            if len(" ".join([*found, one]).split()) > MOST_GIVEN:
+                return " ".join(found)
+            found.append(one)
+    return " ".join(found)
 
 
 def _beginning(text: str) -> str:
@@ -233,7 +291,10 @@ def _beginning(text: str) -> str:
 
 
 def keys(text: str) -> list[str]:
-    """The first few sentences, or lines of a list, that define a term or have a formula."""
+    """The first few sentences, or lines of a list, that define a term or have a formula.
+
+    One that leans on what its paragraph said before is shown together with that.
+    """
     found = list[str]()
     text = re.sub(
         r"(:| where)\n\n(?=[\w*])", r"\1 ", text
@@ -241,8 +302,20 @@ def keys(text: str) -> list[str]:
     for paragraph in re.split(r"\n\s*\n", text.strip()):
         for part in re.split(r"^- ", paragraph, flags=re.M):
             if not re.match(r"[|<`]", part):
-                found += SENTENCE.split(" ".join(part.split()))
-    return [one for one in found if TERM.search(one) or FORMULA.search(one)][:MOST_KEYS]
+                found += _keys(SENTENCE.split(" ".join(part.split())))
+    return found[:MOST_KEYS]
+
+
+def _keys(sentences: list[str]) -> list[str]:
+    """Those of one paragraph."""
+    found, since = list[str](), 0  # `since`: the first sentence that is not shown yet
+    for number, one in enumerate(sentences):
+        if TERM.search(one) or FORMULA.search(one):
+            whole = " ".join(sentences[since : number + 1])
+            leans = LEANS.match(one) and len(whole.split()) <= MOST_GIVEN
+            found.append(whole if leans else one)
+            since = number + 1
+    return found
 
 
 def given(text: str) -> str:
@@ -300,18 +373,30 @@ def _small(section: str) -> str:
 def merged(found: Iterator[Slide]) -> list[Slide]:
     """An exercise's code and what is only to be said go to the slide before them.
 
-    The answer of a question is one of its notes.
+    The answer of a question is one of its notes. A question has the heading above it that would
+    be a slide of its own.
     """
     kept: list[Slide] = []
     for slide in found:
         if kept and "<h2>Answer: " in slide.body and "<ol>" in kept[-1].body:
             answer = TITLE.findall(slide.body)[0]  # the speaker knows it before it is shown
             kept[-1] = Slide(kept[-1].body, f"{kept[-1].notes}<p>{answer}</p>")
+        if "<ol>" in slide.body and kept and _is_bare(kept[-1].body):
+            above = kept.pop()
+            slide = Slide(above.body + SECTION_ABOVE.sub("", slide.body), above.notes + slide.notes)
         if slide.body and not slide.joins:
             kept.append(slide)
         else:
             kept[-1] = Slide(kept[-1].body + slide.body, kept[-1].notes + slide.notes)
     return kept
+
+
+def _is_bare(body: str) -> bool:
+    """Is it a heading with its objective, and nothing to look at or to do?"""
+    return (
+        "<p>Objective: " in body
+        and len(re.findall(r"<(?:p|li|pre|img|ol)\b", SECTION_ABOVE.sub("", body))) < 2
+    )
 
 
 @cache
@@ -340,8 +425,9 @@ def deck(name: str) -> str:
 
 
 def main() -> None:
-    """Write slides/NN_name.html for every lesson."""
+    """Write slides/NN_name.html for every lesson, and slides/players."""
     OUT.mkdir(exist_ok=True)
+    players.write(OUT / "players")
     for name in sources():
         file = OUT / f"{Path(name).name}.html"
         file.write_text(deck(name), encoding="utf-8")
