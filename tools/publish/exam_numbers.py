@@ -291,7 +291,7 @@ def _timeline(draw: Random) -> Numbers:
     lengths = [draw.randint(9, 11), draw.randint(5, 7), draw.randint(3, 5)]
     limits: Numbers = {"max_num_batched_tokens": 8, "max_num_seqs": 2}
     trace, outputs = served(texts(draw, lengths), [5, 3, 4], **limits)
-    labels = {i: name for i, name in enumerate(token_labels(tiny()[1], range(512)))}
+    labels = {i: name for i, name in enumerate(token_labels(tiny()[1], [*range(512)]))}
     run = SchedulerRun(trace, labels)
     ttft = outputs[2].metrics.ttft
     tpot = outputs[1].metrics.tpot
@@ -385,7 +385,7 @@ def _pages(draw: Random) -> Numbers:
     trace, _ = served(texts(draw, lengths), [8, 8, 8], memory, max_num_batched_tokens=64)
     past = [*history(trace)]
     one = past[step].after.requests
-    labels = {i: name for i, name in enumerate(token_labels(tiny()[1], range(512)))}
+    labels = {i: name for i, name in enumerate(token_labels(tiny()[1], [*range(512)]))}
     who = draw.choice("AB")
     pos = one[who].num_computed_tokens - 1
     assert pos >= 8, "in its third block, behind the blocks of others"
