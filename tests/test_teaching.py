@@ -424,6 +424,11 @@ def test_a_heading_shows_whole_thoughts_its_sections_and_the_question_that_it_ha
     assert re.findall("<li>(.*?)</li>", first.body) == ["A has 6. So b = 6 + 1."]
     assert "<p><code>B</code> is told.</p>" in second.body
     assert "Objective: say it." in third.body and "<h2>Predict: how many?</h2><ol>" in third.body
+    said = "### Exercise 1: f (5 minutes)\n\nThe sum of 117 is above.\n\n"
+    cells[-2] = new.new_markdown_cell(f"Now 16 run.\n\n{said}")
+    book = new.new_notebook(cells=cells)
+    *_, last = slides.slides(book, book)
+    assert "<p>Now 16 run.</p>" in last.body and "117" not in last.body
 
 
 # -- take-away ------------------------------------------------------------------------------------

@@ -38,6 +38,7 @@ FORMULA = re.compile(r" [=≤<≥] |`[^`]* [-+*/·] [^`]*`")
 SECTION_ABOVE = re.compile(r'<p class="small">.*?</p>')
 TITLE = re.compile(r"<h2>(.*?)</h2>")
 SECTION = re.compile(r"^##? .*$", re.M)
+TASK = re.compile(r"^### Exercise", re.M)  # its text is for who writes it
 NUMBER = re.compile(r"(?<![\w.])\d")
 NO_NUMBER = re.compile(r"`[^`]*`|([Nn]otebook|[Ss]ections?|[Ee]xercises?) \d+( to \d+)?|\d\.\dB")
 MOST_GIVEN = 70  # words above a question
@@ -170,7 +171,8 @@ def slides(learners: NotebookNode, solved: NotebookNode) -> Iterator[Slide]:
     for mine, theirs in zip(learners.cells, solved.cells, strict=True):
         if mine.cell_type == "markdown":
             text = DETAILS.sub("", mine.source).strip()
-            since = [*([] if SECTION.search(text) else since), SECTION.split(text)[-1]]
+            since = [] if SECTION.search(text) else since
+            since.append(TASK.split(SECTION.split(text)[-1])[0])
             told, text = _led(text)
             titled = False
             for part in filter(None, HEADING.split(text)):
@@ -322,7 +324,7 @@ def given(text: str) -> str:
     """What a question builds on: the last sentences that have a number, and a list, as Markdown."""
     found = list[str]()
     for paragraph in re.split(r"\n\s*\n", OBJECTIVE.sub("", text).strip()):
-        if paragraph.startswith("- "):
+        if re.match(r"- |\d\. ", paragraph):
             found.append(f"\n\n{paragraph}\n\n")
         elif not re.match(r"[#|<]", paragraph):
             said = SENTENCE.split(" ".join(paragraph.split()))
