@@ -1,7 +1,8 @@
 """Introduced in notebook 01. Instruments around the engine: they measure, compare and prove.
 
-`doctor` (notebook 01) looks at this machine; `ledger` and `hf` (02) compare every way through the
-engine with every other and with transformers, and `kv_edit` changes what a cache remembers;
+`doctor` (notebook 01) looks at this machine, `patching` into the model while it runs;
+`ledger` and `hf` (02) compare every way through the engine with every other and with transformers,
+and `kv_edit` changes what a cache remembers;
 `real` brings a real model, on which everything here runs as well (06); `two_texts` asks where its
 cache passes on what two texts differ in, `sink` what it loses without some slots, and
 `conversation` talks to it.
@@ -40,6 +41,7 @@ __getattr__, __all__ = hands_out(
             "TRANSFORMERS, WHOLE_ENGINE_MS, count_launches, launches_of_layer, profile_step"
         ),
         "one_forward": "Work, against_the_roof, best_seconds, count_operations, ready, token_times",
+        "patching": "Patched, patch_heads, residual_stream",
         "pool_log": "pool_log as log_of_pool",
         "real": "real_model, vllm_said",
         "roofline": "forward_flops, weight_bytes",

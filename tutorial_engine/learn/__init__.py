@@ -49,6 +49,10 @@ __getattr__, __all__ = hands_out(
         "own_server": "OwnServer",
         "parts": "yours",
         "predict": "Predictions",
+        "slips": (
+            "blind_to_itself, heads_crosswise, softmax_over_queries, turn_neighbours, "
+            "without_residual"
+        ),
         "source": "show_source",
         "verdict": "check_close",
         "vllm_places": "Places, in_vllm",

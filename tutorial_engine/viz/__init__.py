@@ -24,6 +24,7 @@ __getattr__, __all__ = hands_out(
         "calculator": "MemoryCalculator",
         "chat_box": "ChatBox",
         "cell_explorer": "CellExplorer",
+        "context_plots": "reach_picture, rope_scaling_picture, scores_picture",
         "dial_explorer": "DialExplorer",
         "fact_view": "FactExplorer, fact_picture",
         "gpu_plots": (
@@ -39,6 +40,7 @@ __getattr__, __all__ = hands_out(
         ),
         "overlap_view": "overlap_picture",
         "parallel_plots": "mlp_split, ranks_picture",
+        "patching_view": "patching_picture",
         "place_plots": "places, read_places",
         "queue_view": "queue_picture",
         "radix_view": "radix_tree",

@@ -24,6 +24,7 @@ from tutorial_engine.viz.style import (
     INK,
     MAGNITUDE,
     ORANGE,
+    PAPER,
     PLAIN,
     QUIET,
     RED,
@@ -32,9 +33,9 @@ from tutorial_engine.viz.style import (
     finish,
     house_style,
 )
-from tutorial_engine.viz.words import counted
 
 INDUCTION = 0.4  # from this score on a head counts as an induction head
+WEIGHT = "attention weight (hatched = forbidden)"
 MARKS = ("o", "o", "x", "s", "^", "+")  # open ones: lines that lie on each other can be seen
 
 
@@ -75,28 +76,33 @@ def _cells(ax: Axes, mask: Tensor, left: float) -> None:
 
 @house_style()
 def heads_picture(weights: Tensor, scores: Tensor, labels: Sequence[str]) -> Picture:
-    """Attention weights [layers, heads, n, n] as small maps; induction heads are framed.
+    """The induction score of each head [layers, heads], and the map of the best one.
 
-    `scores` [layers, heads] is the induction score of each head.
+    `weights` [layers, heads, n, n] are the attention weights of all heads.
     """
-    layers, heads = scores.shape
-    figure, grid = panels(1.5 * heads, 1.55 * layers + 0.8, layers, heads)
-    for i, ax in enumerate(grid):
-        layer, head = divmod(i, heads)
-        score = float(scores[layer, head])
-        _shares(ax, weights[layer, head])
-        ax.set(xticks=[], yticks=[])
-        ax.set_title(f"L{layer} H{head}  {score:.2f}", fontsize=10)
-        strong = score > INDUCTION
-        ax.spines[:].set(visible=True, edgecolor=RED if strong else RULE, linewidth=3 * strong + 1)
-    best = divmod(int(scores.argmax()), heads)
+    (layers, heads), n = scores.shape, len(labels)
+    figure, (table, ax) = panels(11.5, 5.6, 1, 2, width_ratios=(1, 1.25))
+    table.imshow(scores.numpy(), cmap=MAGNITUDE, vmin=0, vmax=1, aspect="auto")
+    for (layer, head), score in np.ndenumerate(scores.numpy()):
+        ink = INK if score > 0.5 else PAPER
+        table.text(head, layer, f"{score:.2f}", color=ink, fontsize=12, **MIDDLE)
+        if score > INDUCTION:
+            box = ((head - 0.47, layer - 0.47), 0.94, 0.94)
+            table.add_patch(Rectangle(*box, fill=False, ec=RED, linewidth=3))
+    table.set_xticks(range(heads), [f"H{head}" for head in range(heads)], fontsize=11)
+    table.set_yticks(range(layers), [f"L{layer}" for layer in range(layers)], fontsize=11)
+    table.set_title(f"induction score (framed: above {INDUCTION:.1f})")
+    layer, head = divmod(int(scores.argmax()), heads)
+    image = _shares(ax, weights[layer, head])
+    ax.set_xticks(range(n), labels, rotation=90, fontsize=8)
+    ax.set_yticks(range(n), labels, fontsize=8)
+    ax.set(xlabel="key", ylabel="query", title=f"the best: layer {layer}, head {head}")
+    figure.colorbar(image, ax=ax, label=WEIGHT, shrink=0.7)
     return finish(
         figure,
-        f"Attention of all {layers * heads} heads over {len(labels)} tokens (row = query, "
-        "column = key, bright = 1, hatched = forbidden); above each map its induction score. "
-        f"Framed: {counted(int((scores > INDUCTION).sum()), 'head')} with a score above "
-        f"{INDUCTION:.2f}; "
-        f"the best is layer {best[0]}, head {best[1]} with {scores.max():.2f}.",
+        f"Of {layers * heads} heads {int((scores > INDUCTION).sum())} have an induction score "
+        f"above {INDUCTION:.2f}; the best is layer {layer}, head {head} with {scores.max():.2f}, "
+        f"and its map over {n} tokens is on the right.",
     )
 
 
@@ -120,7 +126,7 @@ def attention_picture(weights: Tensor, labels: Sequence[str], title: str) -> Pic
     ax.set(xlabel="key", ylabel="query", title=title)
     frame = Rectangle((-0.5, n - 1.5), n, 1, fill=False, ec=RED, linewidth=2.5, clip_on=False)
     ax.add_patch(frame)
-    figure.colorbar(image, ax=ax, label="share (hatched = forbidden)", shrink=0.7)
+    figure.colorbar(image, ax=ax, label=WEIGHT, shrink=0.7)
     best = int(weights[-1].argmax())
     return finish(
         figure,
@@ -142,13 +148,15 @@ def rope_maps_picture(maps: Mapping[str, Tensor], labels: Sequence[str], who: st
         ax.set_xticks(range(n), labels, rotation=90, fontsize=9.5)
         ax.set_yticks(range(n), labels if i == 0 else [""] * n, fontsize=9.5)
         ax.set(title=title, xlabel="key", ylabel="query" if i == 0 else "")
-    figure.colorbar(image, ax=axes, label="share (hatched = forbidden)", shrink=0.7)
+    figure.colorbar(image, ax=axes, label=WEIGHT, shrink=0.7)
     first, said = next(iter(maps.values())), []
     for title, weights in maps.items():
         is_same = float((weights - first).abs().max()) < 1e-4
         differs = "" if weights is first else f", {'the same' if is_same else 'another'} map"
         said.append(f"{float(weights.diagonal(-1).mean()):.2f} ({title}{differs})")
-    return finish(figure, f"{who} gives the token before a mean share of {', '.join(said)}.")
+    return finish(
+        figure, f"{who} gives the token before a mean attention weight of {', '.join(said)}."
+    )
 
 
 @house_style()
