@@ -105,8 +105,8 @@ from tutorial_engine.viz import block_picture
 block_picture(model)
 
 # %% [markdown]
-# A story comes out if we take the token with the largest logit, append it to the text, and run the model again.
-# `mine` is this model, cut into parts. Exercises 1 to 6 each replace one part by yours.
+# A story comes out if we append the token with the largest logit and run the model again. `mine` is this model, cut into
+# parts. Exercises 1 to 6 each replace one part by yours.
 
 # %%
 mine = OwnEngine(model, tokenizer)
@@ -387,7 +387,8 @@ pieces = token_labels(tokenizer, tokenizer.encode(TWO + told).ids)
 day, last = pieces.index("·day"), pieces.index("·and")
 looks = [(day, pieces.index("·R")), (last, pieces.index("·Mi"))]
 answered = predictions.reveal("window", 0 if "Rado" in told or "Mimo" in told else 1)
-print("The story goes on:" + told if answered else "")
+if answered:
+    print(TWO + told)
 reach_picture(pieces[: last + 1], looks, window=8) if answered else None
 
 # %% [markdown]
@@ -467,8 +468,7 @@ show_source(OwnAttention.one_sequence)
 # ## 7 · Why divide by √D?
 #
 # **Objective:** measure it. Take random queries and keys whose numbers have variance 1, and look at the variance of
-# their scores. (The *variance* is the mean of the squared distances from the mean, the *standard deviation* its square
-# root.)
+# their scores. (*Variance*: the mean of the squared distances from the mean. *Standard deviation*: its square root.)
 
 # %%
 predictions.ask(
@@ -638,24 +638,6 @@ show_source(apply_rope)
 # same angle. So R_mᵀ R_n is one turn, by the angle of n − m:
 #
 # (R_m q) · (R_n k) = q · (R_mᵀ R_n k) = q · (R_(n−m) k)
-#
-# Here are a random query and key at three places.
-
-# %% tags=["figure-rope-distance"]
-from tutorial_engine.viz import distance_picture
-
-rotary = RotaryEmbedding(D, theta)
-qk = torch.randn(2, D, generator=torch.Generator().manual_seed(7))
-
-
-def score(m, n):
-    turned = apply_rope(qk[:, None, :], *rotary(torch.tensor([m, n])))
-    return float((turned[0] * turned[1]).sum())
-
-
-distances = list(range(0, 65))
-curves = {f"key at n = {n}": [score(n + d, n) for d in distances] for n in (0, 50, 500)}
-distance_picture(distances, curves)
 
 # %% [markdown]
 # The same holds for the whole model. A `Batch` holds the tokens that run together, and their positions. We add 100 to
@@ -672,8 +654,8 @@ there = logits_of(Batch.from_sequences([ids], first_positions=[100]))
 check_close(here, there, 1e-3, "positions from 0 = positions from 100")
 
 # %% [markdown]
-# In section 5 you saw layer 1, head 3: mostly it looks one token back. Here is its map at the positions of the text, at
-# positions that are 400 larger, and with all tokens at position 0. There RoPE turns nothing: it is off.
+# Layer 1, head 3 of section 5 mostly looks one token back. Here is its map at the positions of the text, at positions
+# that are 400 larger, and with all tokens at position 0. There RoPE turns nothing: it is off.
 
 # %%
 predictions.ask(
@@ -728,6 +710,7 @@ check_close(normed, first_layer.input_layernorm(vectors), 1e-5, "RMSNorm in one 
 # dimension, and RoPE mixes two dimensions. So the order matters.
 
 # %%
+rotary = RotaryEmbedding(D, theta)
 random_heads = torch.randn(4, c.num_attention_heads, D, generator=draw)
 cos_sin = rotary(torch.arange(4))  # of the angles of positions 0 to 3
 norm_first = apply_rope(rms_norm(random_heads, w.q_norm), *cos_sin)
@@ -989,17 +972,14 @@ def chance(text, piece, heads):
     return float(logits[-1].softmax(-1)[tokenizer.token_to_id(piece)])
 
 
-# %% tags=["figure-no-name"]
-from tutorial_engine.viz import ablation_picture
-
+# %%
 MIMO = "Once upon a time Mimo had an old coat. One day R"  # no earlier name with R
-FOLLOWS = "probability of “a” after the last “·R”"
 bars = [("all heads", chance(STORY, "a", {}))]
 bars += [("all heads, but Mimo for Rado", chance(MIMO, "a", {}))]
-ablation_picture(FOLLOWS, bars)
+print("“a” after the last “·R”:", ", ".join(f"{value:.0%} ({name})" for name, value in bars))
 
 # %%
-from tutorial_engine.viz import percent
+from tutorial_engine.viz import ablation_picture, percent
 
 full, usual = (percent(value) for _, value in bars)
 predictions.ask(
@@ -1015,13 +995,14 @@ nearest = min((0, 1), key=lambda i: abs(bars[i][1] - silenced)) if silenced > 0.
 answered = predictions.reveal("ablation", nearest)
 control = chance(STORY, "a", {3: (0, 1, 2)})
 rows = [("L3 H3, H4, H5 silenced", silenced), ("L3 H0, H1, H2 silenced", control)]
-ablation_picture(FOLLOWS, [bars[0], *rows, bars[1]]) if answered else None
+title = "probability of “a” after the last “·R”"
+ablation_picture(title, [bars[0], *rows, bars[1]]) if answered else None
 
 # %% [markdown]
 # (L3 H3 is layer 3, head 3.) Without these heads the probability is nearly that of the story without Rado. Without the
 # other three, the *control*, it hardly changes. So these heads are needed. Do they also carry the name? If they do,
 # their output from *another* story must bring another name. This is *activation patching*, the first picture of the
-# lesson. Here is the code, then six names, and heads 0, 1 and 2 as the control.
+# lesson. Here is the code, then five names, and heads 0, 1 and 2 as the control.
 
 # %%
 from tutorial_engine.lab import Patched
@@ -1029,7 +1010,7 @@ from tutorial_engine.lab import Patched
 show_source(Patched)
 
 # %% tags=["figure-patching"]
-names = ("Rado", "Rido", "Rodo", "Redo", "Reno", "Rizo")
+names = ("Rado", "Rido", "Rodo", "Redo", "Rizo")
 stories = {name: STORY.replace("Rado", name) for name in names}
 exchanged = {
     who: patch_heads(model, tokenizer, STORY, stories, layer=3, heads=heads)
@@ -1104,7 +1085,7 @@ check_induction_score(induction_score)
 from tutorial_engine.viz import heads_picture
 
 noise_shares = attention_weights(model, noise[0])
-heads_picture(noise_shares, induction_scores(model), token_labels(tokenizer, noise[0]))
+heads_picture(noise_shares, induction_scores(model))
 
 # %% [markdown]
 # An induction head cannot work alone. After `R a d o … R` it looks for a token that has an `R` before it: the `a`.
@@ -1200,8 +1181,8 @@ answered = predictions.reveal("cost", sum(tokens_run))
 cost_picture(tokens_run, prompt_tokens=len(ids)) if answered else None
 
 # %% [markdown]
-# Almost all of this repeats work. A token sees only itself and earlier tokens, so nothing that is appended later can
-# change what was computed for it:
+# Almost all of this repeats work. A token sees only earlier tokens, so nothing that comes later can change what was
+# computed for it:
 
 # %%
 longer = logits_of(Batch.from_sequences([sequence]))[: len(ids)]

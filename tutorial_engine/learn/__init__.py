@@ -11,7 +11,7 @@ __getattr__, __all__ = hands_out(
     {
         "block_attention_check": "check_block_attention",
         "block_checks": "check_free, check_take, leak",
-        "bugs": "BUGS_01, diff, planted, zoo",
+        "bugs": "diff, planted, zoo",
         "bugs_02": "BUGS_02",
         "bugs_03": "BUGS_03",
         "bugs_04": "BUGS_04, StaleBlocks, stress, stress_table",

@@ -15,7 +15,6 @@ from matplotlib.image import AxesImage
 from matplotlib.patches import Rectangle
 from torch import Tensor
 
-from tutorial_engine.tiny.train import RANDOM_ROWS, ROWS
 from tutorial_engine.viz.charts import HATCH, MIDDLE, panels
 from tutorial_engine.viz.picture import Picture
 from tutorial_engine.viz.style import (
@@ -36,7 +35,6 @@ from tutorial_engine.viz.style import (
 
 INDUCTION = 0.4  # from this score on a head counts as an induction head
 WEIGHT = "attention weight (hatched = forbidden)"
-MARKS = ("o", "o", "x", "s", "^", "+")  # open ones: lines that lie on each other can be seen
 
 
 @house_style()
@@ -75,13 +73,13 @@ def _cells(ax: Axes, mask: Tensor, left: float) -> None:
 
 
 @house_style()
-def heads_picture(weights: Tensor, scores: Tensor, labels: Sequence[str]) -> Picture:
+def heads_picture(weights: Tensor, scores: Tensor) -> Picture:
     """The induction score of each head [layers, heads], and the map of the best one.
 
     `weights` [layers, heads, n, n] are the attention weights of all heads.
     """
-    (layers, heads), n = scores.shape, len(labels)
-    figure, (table, ax) = panels(11.5, 5.6, 1, 2, width_ratios=(1, 1.25))
+    (layers, heads), n = scores.shape, weights.shape[-1]
+    figure, (table, ax) = panels(9.6, 4.6, 1, 2, width_ratios=(1, 1.2))
     table.imshow(scores.numpy(), cmap=MAGNITUDE, vmin=0, vmax=1, aspect="auto")
     for (layer, head), score in np.ndenumerate(scores.numpy()):
         ink = INK if score > 0.5 else PAPER
@@ -94,13 +92,11 @@ def heads_picture(weights: Tensor, scores: Tensor, labels: Sequence[str]) -> Pic
     table.set_title(f"induction score (framed: above {INDUCTION:.1f})")
     layer, head = divmod(int(scores.argmax()), heads)
     image = _shares(ax, weights[layer, head])
-    ax.set_xticks(range(n), labels, rotation=90, fontsize=8)
-    ax.set_yticks(range(n), labels, fontsize=8)
     ax.set(xlabel="key", ylabel="query", title=f"the best: layer {layer}, head {head}")
     figure.colorbar(image, ax=ax, label=WEIGHT, shrink=0.7)
     return finish(
         figure,
-        f"Of {layers * heads} heads {int((scores > INDUCTION).sum())} have an induction score "
+        f"In {int((scores > INDUCTION).sum())} of {layers * heads} heads the induction score is "
         f"above {INDUCTION:.2f}; the best is layer {layer}, head {head} with {scores.max():.2f}, "
         f"and its map over {n} tokens is on the right.",
     )
@@ -211,17 +207,12 @@ def training_picture(curve: Sequence[Mapping[str, float]], vocab_size: int = 512
     rises = [induction[i + span] - induction[i] for i in range(len(curve) - span)]
     before = rises.index(max(rises))
     after = before + span
-    text, repeat = series["text_loss"], series["repeat_loss"]
-    most = next(i for i, loss in enumerate(text) if text[0] - loss >= 0.8 * (text[0] - text[-1]))
+    repeat = series["repeat_loss"]
     return finish(
         figure,
-        f"The loss on stories falls from {text[0]:.2f} to {text[most]:.2f} in the first "
-        f"{steps[most]} steps and ends at {text[-1]:.2f}. Between step {steps[before]} and step "
-        f"{steps[after]} the best head's induction score goes from {induction[before]:.2f} to "
-        f"{induction[after]:.2f}, and the loss on repeated random tokens, {repeat[0]:.2f} at the "
-        f"start, goes from {repeat[before]:.2f} to {repeat[after]:.2f}; it ends at "
-        f"{repeat[-1]:.2f}. In every step {RANDOM_ROWS} of the {ROWS} texts are random tokens "
-        "said again and again, and in these only the repeats have a loss.",
+        f"Between step {steps[before]} and step {steps[after]} the best head's induction score "
+        f"goes from {induction[before]:.2f} to {induction[after]:.2f}, and the loss on repeated "
+        f"random tokens from {repeat[before]:.2f} to {repeat[after]:.2f}.",
     )
 
 
@@ -282,25 +273,3 @@ def _clock(ax: Axes, angle: float, color: str) -> None:
     ax.plot([np.cos(angle)], [np.sin(angle)], "o", color=color, markersize=4)
     ax.set(xlim=(-1.15, 1.15), ylim=(-1.15, 1.15), aspect="equal", xticks=[], yticks=[])
     ax.spines[:].set_visible(False)
-
-
-@house_style()
-def distance_picture(distances: Sequence[int], curves: Mapping[str, Sequence[float]]) -> Picture:
-    """Score against distance n − m; one line for each place m where the pair was put."""
-    figure, (ax,) = panels(8, 3.6)
-    for i, (name, curve) in enumerate(curves.items()):
-        look: dict[str, Any] = {"linewidth": 5, "alpha": 0.4}
-        if i:  # marks, at other places than the others', so that none hides another
-            look = {"linestyle": "none", "marker": MARKS[i], "markevery": (2 * i, 6)}
-        ax.plot(distances, curve, color=SERIES[i], label=name, **look)
-    ax.axhline(0, color=RULE, linewidth=1)
-    ax.set(xlabel="distance m − n (query position − key position)", ylabel="score q · k")
-    ax.legend()
-    stacked = np.array(list(curves.values()))
-    spread = float((stacked.max(0) - stacked.min(0)).max())
-    verdict = "lie on each other" if spread < 1e-2 else "DIFFER"
-    return finish(
-        figure,
-        f"The same query and key, put at {len(curves)} different places: the {len(curves)} "
-        f"curves {verdict}, so only the distance counts.",
-    )

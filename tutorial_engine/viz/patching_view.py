@@ -51,18 +51,14 @@ def patching_picture(
             sheet.text(f"rest{y}", x, base, cut_to(" ".join(rest), room, 13, keep=True), 13)
     names = listed(patch.name for patch in first)
     said = "; ".join(
-        f"with {who} exchanged the next token is {_pieces(patches)}"
-        for who, patches in runs.items()
+        f"the output of {who} brings {_pieces(patches)}" for who, patches in runs.items()
     )
-    return sheet.picture(
-        f"{len(first)} runs of one text; what some heads give at its last token comes from the "
-        f"stories of {names}: {said}."
-    )
+    return sheet.picture(f"{len(first)} runs, with the stories of {names}: {said}.")
 
 
 def _pieces(patches: Sequence[Patch]) -> str:
     pieces = [f"“{patch.piece}”" for patch in patches]
-    return f"always {pieces[0]}" if len({*pieces}) == 1 else listed(pieces)
+    return f"{pieces[0]} each time" if len({*pieces}) == 1 else listed(pieces)
 
 
 def _name(sheet: Sheet, y: float, tokenizer: Tokenizer, patch: Patch) -> None:
