@@ -50,14 +50,14 @@ from tutorial_engine.model.checkpoint import load_model, load_tokenizer
 from tutorial_engine.learn.predict import Predictions
 from tutorial_engine.learn.verdict import check_close
 from tutorial_engine.viz.attention_explorer import AttentionExplorer, attention_weights
-from tutorial_engine.viz.attention_plots import attention_picture
+from tutorial_engine.viz.attention_plots import rope_maps_picture
 from tutorial_engine.viz.tokens import token_labels
 model, tokenizer = load_model(), load_tokenizer()
 with torch.inference_mode():
     ids = tokenizer.encode(PROMPT).ids
     labels = token_labels(tokenizer, ids)
     display(AttentionExplorer(model, tokenizer, PROMPT))
-    display(attention_picture(attention_weights(model, ids)[0, 0], labels, PROMPT))
+    display(rope_maps_picture({PROMPT: attention_weights(model, ids)[0, 0]}, labels, PROMPT))
 display(Predictions().ask("nasty", PROMPT, [PROMPT, "no"]))
 display(check_close(torch.ones(1), torch.ones(1), 1e-6, PROMPT))
 print(PROMPT, labels)

@@ -154,13 +154,6 @@ def crowded_cells() -> Picture:
     return cells_picture(take_snapshot(live, dict.fromkeys(range(16), "W" * 20)))
 
 
-def attention(best: int) -> Picture:
-    weights = causal(8, 8)
-    weights[-1] = 0.05
-    weights[-1, best] = 0.65
-    return viz.attention_picture(weights, LABELS, "layer $0$, head <b>1</b>")
-
-
 def rope_maps() -> Picture:
     here = causal(5, 5)
     return viz.rope_maps_picture(
@@ -365,16 +358,13 @@ VIEWS: dict[str, Callable[[], View]] = {
         LLAMA_3,
     ),
     "scores": lambda: viz.scores_picture((1024, 2048, 8192), head_dim=128, itemsize=2),
-    "attention": lambda: attention(2),
     "rope maps": rope_maps,
     "jukebox": lambda: jukebox_frames("Once $upon$ a time.", "A <b>kite</b>.", TAKES),
     "clocks": lambda: viz.clocks_picture(inverse_frequencies(32, 10000.0), range(8)),
-    "variance": lambda: viz.variance_picture([4, 64, 256], [4.1, 63.6, 254.0], [1.0, 1.0, 0.9]),
     "training": lambda: viz.training_picture(curve(3, 1.5)),
     "training shipped": lambda: viz.training_picture(
         json.loads((TINY.parent / "curve.json").read_text()), vocab_size=100
     ),
-    "cost": lambda: viz.cost_picture([10, 11, 12], prompt_tokens=10),
     "work": lambda: viz.work_picture([10, 11, 12], [10, 1, 1], [1e7, 2e7, 3e7], [1e7, 1e6, 1e6]),
     "bytes": lambda: viz.bytes_picture([("tiny", 2048, 6144), ("$big$", 114688, None)]),
     "positions": lambda: viz.positions_picture([0, 1, 2, 3], [0, 1, 3, 4], WORDS, LABELS[:4]),
@@ -525,9 +515,9 @@ def test_no_text_of_a_prompt_is_read_as_a_formula(monkeypatch: pytest.MonkeyPatc
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("parsed as a formula")
 
-    before = attention(2)
+    before = rope_maps()
     monkeypatch.setattr(MathTextParser, "parse", refuse)
-    assert attention(2) == before
+    assert rope_maps() == before
 
 
 def test_what_nobody_can_see_is_written_out_in_plots() -> None:

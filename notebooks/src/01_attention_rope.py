@@ -43,7 +43,7 @@ from tutorial_engine.lab import patch_heads
 from tutorial_engine.viz import patching_picture
 
 STORY = "Once upon a time Rado had an old coat. One day R"
-names = ("Rado", "Rido", "Redo", "Reno")
+names = ("Rado", "Rido", "Redo")
 stories = {name: STORY.replace("Rado", name) for name in names}
 patches = patch_heads(model, tokenizer, STORY, stories, layer=3, heads=(3, 4, 5))
 patching_picture(tokenizer, STORY, {"heads 3, 4 and 5 of layer 3": patches})
@@ -477,17 +477,15 @@ predictions.ask(
     ["4 times", "16 times", "256 times"],
 )
 
-# %% tags=["figure-variance"]
-from tutorial_engine.viz import variance_picture
-
-head_dims, raw, scaled = [4, 16, 64, 256], [], []
+# %%
+head_dims, variances = [4, 16, 64, 256], {}
 for d in head_dims:
     a, b = torch.randn(2, 20_000, d, generator=torch.Generator().manual_seed(d))
     dots = (a * b).sum(-1)
-    raw.append(float(dots.var()))
-    scaled.append(float((dots / d**0.5).var()))
-answered = predictions.reveal("variance", f"{round(raw[3] / raw[1])} times")
-variance_picture(head_dims, raw, scaled) if answered else None
+    variances[d] = float(dots.var()), float((dots / d**0.5).var())
+if predictions.reveal("variance", f"{round(variances[256][0] / variances[16][0])} times"):
+    for d, (raw, scaled) in variances.items():
+        print(f"D = {d:3}: variance of the scores {raw:5.1f}; divided by √D {scaled:.2f}")
 
 # %% [markdown]
 # Each number of q and of k has mean 0 and variance 1, and all are independent. Then the product of two of them has
@@ -941,11 +939,6 @@ for head, row in enumerate(story_shares[3, :, -1]):
 # earlier place of the same token, and suggests the token that came next there. The three share one K/V head. (`a` is a
 # piece of a name; `·a` is the word "a".)
 
-# %% tags=["figure-induction-head"]
-from tutorial_engine.viz import attention_picture
-
-attention_picture(story_shares[3, 3], story_labels, "layer 3, head 3")
-
 # %% [markdown]
 # A map shows where a head looks, not that this decides anything. For that we take the head away: an *ablation* sets its
 # output to zero, so that it adds nothing. To compare, we also need a story without an earlier name that begins with R:
@@ -1002,7 +995,7 @@ ablation_picture(title, [bars[0], *rows, bars[1]]) if answered else None
 # (L3 H3 is layer 3, head 3.) Without these heads the probability is nearly that of the story without Rado. Without the
 # other three, the *control*, it hardly changes. So these heads are needed. Do they also carry the name? If they do,
 # their output from *another* story must bring another name. This is *activation patching*, the first picture of the
-# lesson. Here is the code, then five names, and heads 0, 1 and 2 as the control.
+# lesson. Here is the code, then four names, and heads 0, 1 and 2 as the control.
 
 # %%
 from tutorial_engine.lab import Patched
@@ -1010,7 +1003,7 @@ from tutorial_engine.lab import Patched
 show_source(Patched)
 
 # %% tags=["figure-patching"]
-names = ("Rado", "Rido", "Rodo", "Redo", "Rizo")
+names = ("Rado", "Rido", "Rodo", "Rizo")
 stories = {name: STORY.replace("Rado", name) for name in names}
 exchanged = {
     who: patch_heads(model, tokenizer, STORY, stories, layer=3, heads=heads)
@@ -1174,11 +1167,10 @@ predictions.ask(
     ["34", "240", "516"],
 )
 
-# %% tags=["figure-cost"]
-from tutorial_engine.viz import cost_picture
-
-answered = predictions.reveal("cost", sum(tokens_run))
-cost_picture(tokens_run, prompt_tokens=len(ids)) if answered else None
+# %%
+again = sum(tokens_run) - len(sequence) + 1  # the last token was never run
+if predictions.reveal("cost", sum(tokens_run)):
+    print(f"{again} of these {sum(tokens_run)} runs of a token repeat an earlier one")
 
 # %% [markdown]
 # Almost all of this repeats work. A token sees only earlier tokens, so nothing that comes later can change what was

@@ -11,8 +11,7 @@ __getattr__, __all__ = hands_out(
     {
         "attention_explorer": "AttentionExplorer, attention_weights",
         "attention_plots": (
-            "attention_picture, clocks_picture, cost_picture, heads_picture, mask_picture, "
-            "rope_maps_picture, training_picture, variance_picture"
+            "clocks_picture, heads_picture, mask_picture, rope_maps_picture, training_picture"
         ),
         "batch_plots": "flat_batch",
         "block_explorer": "ALL_AT_ONCE, BlockExplorer",

@@ -24,7 +24,6 @@ from tutorial_engine.viz.style import (
     MAGNITUDE,
     ORANGE,
     PAPER,
-    PLAIN,
     QUIET,
     RED,
     RULE,
@@ -111,27 +110,6 @@ def _shares(ax: Axes, weights: Tensor) -> AxesImage:
 
 
 @house_style()
-def attention_picture(weights: Tensor, labels: Sequence[str], title: str) -> Picture:
-    """One head's weights [n, n] with its tokens on both axes; the last query is framed."""
-    n = len(labels)
-    size = max(4.5, 0.27 * n + 1.6)
-    figure, (ax,) = panels(size + 1, size)
-    image = _shares(ax, weights)
-    ax.set_xticks(range(n), labels, rotation=90, fontsize=10)
-    ax.set_yticks(range(n), labels, fontsize=10)
-    ax.set(xlabel="key", ylabel="query", title=title)
-    frame = Rectangle((-0.5, n - 1.5), n, 1, fill=False, ec=RED, linewidth=2.5, clip_on=False)
-    ax.add_patch(frame)
-    figure.colorbar(image, ax=ax, label=WEIGHT, shrink=0.7)
-    best = int(weights[-1].argmax())
-    return finish(
-        figure,
-        f"Framed: query {n - 1} “{labels[-1]}” gives {weights[-1, best]:.2f} of its attention "
-        f"to key {best} “{labels[best]}”.",
-    )
-
-
-@house_style()
 def rope_maps_picture(maps: Mapping[str, Tensor], labels: Sequence[str], who: str) -> Picture:
     """One head's weights [n, n] under several positions of the tokens, side by side.
 
@@ -152,32 +130,6 @@ def rope_maps_picture(maps: Mapping[str, Tensor], labels: Sequence[str], who: st
         said.append(f"{float(weights.diagonal(-1).mean()):.2f} ({title}{differs})")
     return finish(
         figure, f"{who} gives the token before a mean attention weight of {', '.join(said)}."
-    )
-
-
-@house_style()
-def variance_picture(
-    head_dims: Sequence[int], raw: Sequence[float], scaled: Sequence[float]
-) -> Picture:
-    """Measured variance of q · k for random vectors, before and after division by √D."""
-    figure, (ax,) = panels(8, 3.6)
-    ax.plot(head_dims, raw, "o-", color=RED, label="q · k")
-    ax.plot(head_dims, scaled, "s--", color=BLUE, label="q · k / √D")
-    ax.set(
-        xscale="log",
-        yscale="log",
-        xlabel="head dimension D (logarithmic)",
-        ylabel="variance of the scores (logarithmic)",
-    )
-    ax.set_xticks(head_dims, [str(d) for d in head_dims])
-    ax.yaxis.set_major_formatter(PLAIN)
-    ax.minorticks_off()
-    ax.legend()
-    return finish(
-        figure,
-        f"From D = {head_dims[0]} to {head_dims[-1]} the variance of the raw scores grows "
-        f"from {raw[0]:.0f} to {raw[-1]:.0f}; divided by √D it stays between "
-        f"{min(scaled):.2f} and {max(scaled):.2f}.",
     )
 
 
@@ -213,24 +165,6 @@ def training_picture(curve: Sequence[Mapping[str, float]], vocab_size: int = 512
         f"Between step {steps[before]} and step {steps[after]} the best head's induction score "
         f"goes from {induction[before]:.2f} to {induction[after]:.2f}, and the loss on repeated "
         f"random tokens from {repeat[before]:.2f} to {repeat[after]:.2f}.",
-    )
-
-
-@house_style()
-def cost_picture(tokens_run: Sequence[int], prompt_tokens: int) -> Picture:
-    """Tokens that went through the model at each step of generation by recomputing everything."""
-    steps = range(1, len(tokens_run) + 1)
-    needed = [prompt_tokens] + [1] * (len(tokens_run) - 1)
-    total, again = sum(tokens_run), sum(tokens_run) - sum(needed)
-    figure, (ax,) = panels(8, 3.4)
-    ax.bar(steps, tokens_run, edgecolor=RED, label="run again", **HATCH)
-    ax.bar(steps, needed, color=BLUE, edgecolor=BLUE, label="not seen before")
-    ax.set(xlabel="step", ylabel="tokens run")
-    ax.legend(loc="upper left")
-    return finish(
-        figure,
-        f"{len(tokens_run)} new tokens cost {total} token runs, of which {again} "
-        f"({100 * again / total:.0f} %) repeat work already done.",
     )
 
 
