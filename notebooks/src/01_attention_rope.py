@@ -369,8 +369,7 @@ mine.hear(TWO, window_mask=blind_to_itself)  # `<` instead of `<=`: no token see
 mine.tell(TWO)
 
 # %% [markdown]
-# The engine uses your mask with a window as large as the text. Now make the window small: each token sees itself and
-# 7 tokens before it.
+# The engine uses your mask with a window as large as the text. Now each token sees only itself and 7 tokens before it.
 
 # %%
 predictions.ask(
@@ -463,7 +462,7 @@ from tutorial_engine.learn import OwnAttention
 show_source(OwnAttention.one_sequence)
 
 # %% [markdown]
-# *A good place for a pause.* After a restart, run all cells above first. Your exercises stay.
+# *A good place for a pause.* After a restart, run all cells above first.
 #
 # ## 7 · Why divide by √D?
 #
@@ -622,8 +621,8 @@ mine.hear(FOUND, rope=turn_neighbours)  # interleaved pairs: good sentences, but
 mine.tell(FOUND)
 
 # %% [markdown]
-# This is the package's version. It gets the cosines and sines, because all layers share them.
-# `addcmul(a, b, c, value=-1)` is `a - b * c` in one call.
+# This is the package's version. It gets the cosines and sines, because all layers share them. `addcmul(a, b, c, value=-1)`
+# is `a - b * c`.
 
 # %%
 show_source(apply_rope)

@@ -44,8 +44,8 @@ def scores_picture(lengths: Sequence[int], head_dim: int, itemsize: int) -> Pict
         box = (x, bottom - side, side, side)
         sheet.rect(f"scores{length}", box, tint(RED, 0.25), stroke=RED)
         sheet.rect(f"out{length}", (x + side + 5, bottom - side, strip, side), BLUE)
-        words = (f"T = {length:,}", num_bytes(length**2 * itemsize))
-        for i, word in enumerate(words):
+        below = (f"T = {length:,}", num_bytes(length**2 * itemsize))
+        for i, word in enumerate(below):
             style = BOLD if i else {}
             middle = x + side / 2
             sheet.text(f"of{length}.{i}", middle, bottom + 19 + 18 * i, word, 13, **CENTRE, **style)
