@@ -3,7 +3,6 @@
 import functools
 from typing import Any
 
-import numpy as np
 import torch
 from checkpoints import QWEN3_06B
 from engines import random_model
@@ -57,11 +56,6 @@ def curve(jump_at: int, last_loss: float) -> list[dict[str, float]]:
         {"step": 25 * i, "text_loss": 6.0 - i, "repeat_loss": last_loss + 7 - i, "induction": s}
         for i, s in enumerate(score)
     ]
-
-
-def distances(offset: float, lines: int = 2) -> dict[str, list[float]]:
-    base = [float(np.cos(d / 3)) for d in range(10)]
-    return {f"key at n = {50 * i}": [s + i * offset for s in base] for i in range(lines)}
 
 
 def on_meta() -> CausalLM:

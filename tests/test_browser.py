@@ -50,14 +50,14 @@ from tutorial_engine.model.checkpoint import load_model, load_tokenizer
 from tutorial_engine.learn.predict import Predictions
 from tutorial_engine.learn.verdict import check_close
 from tutorial_engine.viz.attention_explorer import AttentionExplorer, attention_weights
-from tutorial_engine.viz.attention_plots import attention_picture
+from tutorial_engine.viz.attention_plots import rope_maps_picture
 from tutorial_engine.viz.tokens import token_labels
 model, tokenizer = load_model(), load_tokenizer()
 with torch.inference_mode():
     ids = tokenizer.encode(PROMPT).ids
     labels = token_labels(tokenizer, ids)
     display(AttentionExplorer(model, tokenizer, PROMPT))
-    display(attention_picture(attention_weights(model, ids)[0, 0], labels, PROMPT))
+    display(rope_maps_picture({PROMPT: attention_weights(model, ids)[0, 0]}, labels, PROMPT))
 display(Predictions().ask("nasty", PROMPT, [PROMPT, "no"]))
 display(check_close(torch.ones(1), torch.ones(1), 1e-6, PROMPT))
 print(PROMPT, labels)
@@ -244,7 +244,7 @@ def test_opened_but_not_run_shows_pictures_and_folded_answers(
     expect(folded).to_have_count(len(answers))
     assert not any(folded.evaluate_all("all => all.map(d => d.open)"))
     folded.first.locator("summary").click()
-    expect(folded.first.locator("pre")).to_contain_text("Answer: 4.")
+    expect(folded.first.locator("pre")).to_contain_text("Answer: about 20 %.")
     body = page.inner_text("body")
     assert "Error displaying widget" not in body
     assert "Loading widget" not in body
@@ -253,17 +253,17 @@ def test_opened_but_not_run_shows_pictures_and_folded_answers(
 def test_a_prediction_is_kept_and_scored(opened: Callable[[str], Page]) -> None:
     page = opened(ATTENTION)
     cells = nbformat.read(FOLDER / ATTENTION, as_version=4).cells
-    asked = next(i for i, cell in enumerate(cells) if '"emoji"' in cell.source)
+    asked = next(i for i, cell in enumerate(cells) if '"share"' in cell.source)
     for index in range(asked + 1):
         run_cell(page, index)
-    answers = page.locator(".jp-CodeCell").filter(has_text='predictions.reveal("emoji"')
-    expect(answers).not_to_contain_text("<0xF0>")  # the stored outputs do not say it before
-    page.get_by_role("radio", name="4", exact=True).check()
+    answers = page.locator(".jp-CodeCell").filter(has_text='predictions.reveal("share"')
+    expect(answers).not_to_contain_text("Answer:")  # the stored outputs do not say it before
+    page.get_by_role("radio", name="about 20 %", exact=True).check()
     run_cell(page, asked + 1)
-    expect(answers).to_contain_text("<0xF0>")
-    output = page.locator(".jp-OutputArea-output", has_text="Answer: 4.")
+    expect(answers).to_contain_text("Answer: about 20 %.")
+    output = page.locator(".jp-OutputArea-output", has_text="Answer: about 20 %.")
     expect(output.last).to_contain_text("✔ As you predicted.")
-    expect(page.get_by_role("radio", name="4", exact=True)).to_be_disabled()
+    expect(page.get_by_role("radio", name="about 20 %", exact=True)).to_be_disabled()
 
 
 # -- the explorers of all lessons ------------------------------------------------------------------

@@ -32,8 +32,9 @@ from tutorial_engine.lab.ledger import (
     our_paths,
     table,
 )
-from tutorial_engine.learn.bugs import BUGS_01, Bug, edited, planted
+from tutorial_engine.learn.bugs import Bug, edited, planted
 from tutorial_engine.learn.capstone import watched
+from tutorial_engine.model import decoder
 from tutorial_engine.model.attention import NaiveAttention
 from tutorial_engine.model.batch import Batch
 from tutorial_engine.model.checkpoint import TINY, load_model
@@ -183,7 +184,7 @@ DECODES = "all(firsts) and all(len(s) == 1 for s in sequences)"
 # what is planted, and the paths that must see it; those of our_paths, engine_paths and MEMORIES
 BUGS: dict[str, tuple[Bug, set[str]]] = {
     "RoPE turns neighbours": (
-        BUGS_01["RoPE turns neighbours"],
+        edited(decoder, "apply_rope", ("x.chunk(2, dim=-1)", "x[..., 0::2], x[..., 1::2]")),
         {REFERENCE, "torch.cat cache", *ROWS, *ENGINE, *MEMORIES},
     ),
     "position too far": (

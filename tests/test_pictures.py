@@ -38,7 +38,6 @@ from inputs import (
     curve,
     dial_point,
     dial_points,
-    distances,
     draw,
     kv_numbers,
     on_meta,
@@ -80,12 +79,14 @@ from tutorial_engine import learn, viz
 from tutorial_engine.cache.blocks import BlockManager
 from tutorial_engine.lab.layouts import layouts
 from tutorial_engine.lab.on_gpu import ONE_BY_ONE, REPLAYED, SERVING
+from tutorial_engine.lab.patching import patch_heads
 from tutorial_engine.lab.two_texts import TwoTexts
 from tutorial_engine.lab.vllm import recorded_run
 from tutorial_engine.model.attention import causal_mask
 from tutorial_engine.model.batch import Batch
 from tutorial_engine.model.checkpoint import TINY, load_model, load_tokenizer
-from tutorial_engine.model.rope import inverse_frequencies
+from tutorial_engine.model.config import RopeScaling
+from tutorial_engine.model.rope import inverse_frequencies, scaled_frequencies
 from tutorial_engine.trace.events import Trace
 from tutorial_engine.trace.pool import CELLS, ROWS
 from tutorial_engine.viz import style
@@ -153,13 +154,6 @@ def crowded_cells() -> Picture:
     return cells_picture(take_snapshot(live, dict.fromkeys(range(16), "W" * 20)))
 
 
-def attention(best: int) -> Picture:
-    weights = causal(8, 8)
-    weights[-1] = 0.05
-    weights[-1, best] = 0.65
-    return viz.attention_picture(weights, LABELS, "layer $0$, head <b>1</b>")
-
-
 def rope_maps() -> Picture:
     here = causal(5, 5)
     return viz.rope_maps_picture(
@@ -173,7 +167,17 @@ TAKES = [Take("no <b>mask</b>", "A kite. " * 9, 7.25, 0.125), Take("K, V", "at" 
 def heads() -> Picture:
     scores = 0.3 * draw(2, 3)
     scores[0, 2] = 0.87
-    return viz.heads_picture(causal(2, 3, 5, 5), scores, LABELS[:5])
+    return viz.heads_picture(causal(2, 3, 5, 5), scores)
+
+
+LLAMA_3 = RopeScaling(8.0, 1.0, 4.0, 8192)
+
+
+def patched(runs: dict[str, Sequence[int]]) -> Picture:
+    model, tokenizer, text = load_model(), load_tokenizer(), "Once Rado had a $kite$. One day R"
+    others = {name: text.replace("Rado", name) for name in ("Rado", "Rido")}
+    patches = {w: patch_heads(model, tokenizer, text, others, 3, h) for w, h in runs.items()}
+    return viz.patching_picture(tokenizer, text, patches)
 
 
 def masks(**pairs: Sequence[int]) -> Picture:
@@ -345,18 +349,22 @@ VIEWS: dict[str, Callable[[], View]] = {
     "mask": lambda: masks(prefill=(4, 4), chunk=(3, 7)),
     "mask window": lambda: masks(decode=(1, 5), window=(4, 4, 2)),
     "heads": heads,
-    "attention": lambda: attention(2),
+    "patched, one run": lambda: patched({"heads $3$": (3, 4, 5)}),
+    "patched, and a control": lambda: patched({"<b>3</b>": (3, 4, 5), "L3 H0": (0,)}),
+    "reach": lambda: viz.reach_picture(LABELS * 3, [(19, 2), (23, 14)], 8),
+    "rope scaling": lambda: viz.rope_scaling_picture(
+        inverse_frequencies(128, 5e5),
+        scaled_frequencies(inverse_frequencies(128, 5e5), LLAMA_3),
+        LLAMA_3,
+    ),
+    "scores": lambda: viz.scores_picture((1024, 2048, 8192), head_dim=128, itemsize=2),
     "rope maps": rope_maps,
     "jukebox": lambda: jukebox_frames("Once $upon$ a time.", "A <b>kite</b>.", TAKES),
     "clocks": lambda: viz.clocks_picture(inverse_frequencies(32, 10000.0), range(8)),
-    "distance": lambda: viz.distance_picture(range(10), distances(0.0)),
-    "distance apart": lambda: viz.distance_picture(range(10), distances(0.5, 4)),
-    "variance": lambda: viz.variance_picture([4, 64, 256], [4.1, 63.6, 254.0], [1.0, 1.0, 0.9]),
     "training": lambda: viz.training_picture(curve(3, 1.5)),
     "training shipped": lambda: viz.training_picture(
         json.loads((TINY.parent / "curve.json").read_text()), vocab_size=100
     ),
-    "cost": lambda: viz.cost_picture([10, 11, 12], prompt_tokens=10),
     "work": lambda: viz.work_picture([10, 11, 12], [10, 1, 1], [1e7, 2e7, 3e7], [1e7, 1e6, 1e6]),
     "bytes": lambda: viz.bytes_picture([("tiny", 2048, 6144), ("$big$", 114688, None)]),
     "positions": lambda: viz.positions_picture([0, 1, 2, 3], [0, 1, 3, 4], WORDS, LABELS[:4]),
@@ -507,9 +515,9 @@ def test_no_text_of_a_prompt_is_read_as_a_formula(monkeypatch: pytest.MonkeyPatc
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("parsed as a formula")
 
-    before = attention(2)
+    before = rope_maps()
     monkeypatch.setattr(MathTextParser, "parse", refuse)
-    assert attention(2) == before
+    assert rope_maps() == before
 
 
 def test_what_nobody_can_see_is_written_out_in_plots() -> None:
@@ -551,6 +559,8 @@ REFUSED: list[tuple[str, Callable[[], object]]] = [
     ("16 ranks and 16 heads are too many", lambda: ranks(16, 16, 16)),
     ("layer 4 is outside the 4", lambda: projection(4)),
     (r"v must be \[3, 2\].*got \[2, 2\]", lambda: viz.three_token_picture(Q, K, V[:2])),
+    ("room for 1 or 2 runs, got 0", lambda: patched({})),
+    ("query 3 must stand after key 3", lambda: viz.reach_picture(LABELS, [(3, 3)], 8)),
     ("do not take the two steps", lambda: induction("Mimo")),
     (r"0 .. 3 and heads 0 .. 5; got layer 4, head 0", lambda: recorded_softmax(layer=4)),
     (r"the model has room for \d+. Shorten", lambda: explore(SamplingExplorer, "Anna " * 9999)),

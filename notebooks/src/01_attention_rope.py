@@ -2,11 +2,11 @@
 # # 01 · Attention and RoPE
 #
 # In this lesson you write six parts of a language model. As soon as a part is right, it runs inside a whole model.
-# Then your six parts write a story. Its tokens are the same as those that `transformers`, the library of Hugging
-# Face, writes. Everything runs offline, on a small Qwen3 model that we trained for this course. At the end of the
-# series, in [notebook 06](06_real_model.ipynb), your parts run a real language model that answers questions.
+# Then your six parts write a story, with the same tokens as `transformers`, the library of Hugging Face. Everything
+# runs offline, on a small Qwen3 model that we trained for this course. In [notebook 06](06_real_model.ipynb) your
+# parts run a real language model that answers questions.
 #
-# Plan about 3 hours, and 40 minutes more for the optional parts and the bonus.
+# Plan about 4½ hours; a beginner needs up to 5½.
 
 # %% [markdown]
 # **How to use it.** Run cell after cell with Shift+Enter. At **Predict**, choose an answer before you run the next
@@ -14,9 +14,9 @@
 # two kinds of code: the exercises, and what `show_source` prints. The rest you may just run.
 #
 # You should know matrix products and a little PyTorch: tensors, shapes, indexing. The model is a *checkpoint*, a
-# folder of trained weights, in the format of `transformers`. Its architecture is that of
-# [Qwen3](https://arxiv.org/abs/2505.09388), a family of open models. *The package* is `tutorial_engine`, the Python
-# code of this course. Its *engine* runs models to write text.
+# folder of trained weights, in the format of `transformers`. Its architecture is
+# [Qwen3](https://arxiv.org/abs/2505.09388). *The package* is `tutorial_engine`, the Python code of this course. Its
+# *engine* runs models to write text.
 
 # %%
 import torch
@@ -32,11 +32,32 @@ c = model.config  # the numbers that fix every shape
 print(f"{model.num_parameters():,} weights in {c.num_hidden_layers} layers")
 
 # %% [markdown]
+# ### First, what you will be able to show
+#
+# This story stops inside a name, after `R`. The name was Rado. Three small parts of the last layer, the *heads* 3, 4
+# and 5, look for the name in the text. Now we run the same story with another name, keep what these three heads
+# compute at the last token, and put it into the story of Rado. The model still reads Rado. Which name does it write?
+
+# %% tags=["figure-other-name"]
+from tutorial_engine.lab import patch_heads
+from tutorial_engine.viz import patching_picture
+
+STORY = "Once upon a time Rado had an old coat. One day R"
+names = ("Rado", "Rido", "Redo")
+stories = {name: STORY.replace("Rado", name) for name in names}
+patches = patch_heads(model, tokenizer, STORY, stories, layer=3, heads=(3, 4, 5))
+patching_picture(tokenizer, STORY, {"heads 3, 4 and 5 of layer 3": patches})
+
+# %% [markdown]
+# The model read Rado and wrote Rido. In section 12 you find these heads and prove what they carry. First you build the
+# model around them.
+
+# %% [markdown]
 # ## 1 · Text becomes ids
 #
 # **Objective:** see what the model is given. A *prompt* is the text given to it. A *tokenizer* cuts text into pieces,
 # the *tokens*. All tokens that it knows are its *vocabulary*; the number of a token in it is its *id*. A space usually
-# belongs to the token after it; we draw it as `·`.
+# belongs to the token after it, drawn as `·`.
 
 # %%
 PROMPT = "Once upon a time Anna had a red kite."
@@ -48,34 +69,22 @@ labels = token_labels(tokenizer, ids)
 print(f"{len(ids)} tokens from a vocabulary of {c.vocab_size}:")
 print(list(zip(ids, labels, strict=True)))
 
-# %%
-predictions.ask(
-    "emoji",
-    "No token of this vocabulary is an emoji. How many tokens is 😀?",
-    ["0, it is dropped", "1", "4"],
-)
-
-# %%
-emoji = tokenizer.encode("😀").ids
-if predictions.reveal("emoji", len(emoji)):
-    print(token_labels(tokenizer, emoji), "are the bytes", list("😀".encode()))
-
 # %% [markdown]
-# Each of the 256 possible bytes is a token. So every text can be written in tokens, and the ids can be turned back
-# into the same text. (`<|endoftext|>` is an exception: it is one token, and has no text.) A word that was rare when
-# the vocabulary was made is cut into several tokens, as the name Rado here.
+# Each of the 256 possible bytes is a token, too. So every text can be written in tokens, also one with an emoji, and
+# the ids can be turned back into it. A word that was rare when the vocabulary was made is cut into several tokens, as
+# the name Rado here.
 
 # %%
-for text in (PROMPT, "a naïve café", "Once Rado had a red kite."):
+for text in (PROMPT, "a naïve café 😀", "Once Rado had a red kite."):
     pieces = tokenizer.encode(text).ids
     print(tokenizer.decode(pieces) == text, token_labels(tokenizer, pieces))
 
 # %% [markdown]
 # ## 2 · Ids become vectors, and the map of the whole
 #
-# **Objective:** see where this lesson goes. The model has a table with one row of numbers for each token
-# of the vocabulary. A token with id *i* gets row *i*: its *embedding*. The number of entries of this
-# vector is the *hidden size* of the model. No position is in it yet.
+# **Objective:** see where this lesson goes. The model has a table with one row of numbers for each token of the
+# vocabulary. The row of a token is its *embedding*. The number of its entries (*dimensions*) is the *hidden size* of the
+# model. No position is in it yet.
 
 # %%
 table = model.model.embed_tokens.weight
@@ -87,8 +96,8 @@ print("both '·a' have the same vector:", torch.equal(vectors[2], vectors[6]))
 # The map shows the way of these vectors through the model, from top to bottom. You are at the upper left. T is the
 # number of tokens. Each *decoder layer* adds to a vector twice: first what attention found in this token and those
 # before it, then what a small network called MLP computed. In the end the vector becomes *logits*, one number for each
-# token of the vocabulary. The larger the number, the likelier that token comes next. Each box has its section. Layers,
-# heads, tokens and pairs are counted from 0: layer 3 is the last of the four.
+# token of the vocabulary. The larger the number, the likelier that token comes next. You need not know the words in
+# the boxes yet: each box names its section. We count from 0: layer 3 is the last of the four.
 
 # %% tags=["figure-block"]
 from tutorial_engine.viz import block_picture
@@ -96,8 +105,8 @@ from tutorial_engine.viz import block_picture
 block_picture(model)
 
 # %% [markdown]
-# A story comes out if we take the token with the largest logit, append it to the text, and run the model again.
-# `mine` is this model, cut into parts. Exercises 1 to 6 each replace one part by yours.
+# A story comes out if we append the token with the largest logit and run the model again. `mine` is this model, cut into
+# parts. Exercises 1 to 6 each replace one part by yours.
 
 # %%
 mine = OwnEngine(model, tokenizer)
@@ -110,8 +119,8 @@ mine.tell(PROMPT)
 # vector is multiplied by three learned matrices. The *query* q says what the token looks for, the *key* k
 # says which queries should find it, and the *value* v is what it passes on.
 #
-# The result is cut into *heads*. Each head runs its own attention. The number of entries that a query has
-# in one head is the *head dimension* D (`head_dim` in the code).
+# The result is cut into *heads*. Each head runs its own attention. The number of dimensions that a query has in one
+# head is the *head dimension* D (`head_dim` in the code).
 
 # %%
 from tutorial_engine.learn import LayerWeights
@@ -125,8 +134,7 @@ print("W_k", list(w.k.shape), f"  {c.num_key_value_heads} key heads;  W_v", list
 
 # %% [markdown]
 # PyTorch's linear layers store a matrix as [out, in], so the product is `x @ W.T`: each row of W gives one number.
-# The picture shows this for one token in layer 0. There are fewer key and value heads than query heads;
-# section 6 says why.
+# The picture shows this for one token in layer 0. (Section 6 says why there are fewer key and value heads.)
 
 # %% tags=["figure-qkv"]
 from tutorial_engine.viz import qkv_picture
@@ -136,12 +144,11 @@ qkv_picture(model, tokenizer, ids, token=labels.index("·Anna"))
 # %% [markdown]
 # ### Exercise 1: project to queries, keys and values (8 minutes)
 #
-# Multiply all tokens at once, then cut the last axis into heads. The number of heads follows from the shape of the
-# matrix and `head_dim`. In shapes, T, H and H_kv are the numbers of tokens, query heads and K/V heads (key and value
-# heads).
+# Multiply all tokens at once, then cut the last axis into heads. Their number follows from the shape of the matrix and
+# `head_dim`. In shapes, T, H and H_kv are the numbers of tokens, query heads and K/V heads (key and value heads).
 #
-# If the check finds your function right, it becomes a part of the model. If not, the package's own stays there. To
-# read the story that a wrong answer gives, run `mine.hear(PROMPT, project=project)`.
+# If the check finds your function right, it becomes a part of the model. To read the story that a wrong one gives, run
+# `mine.hear(PROMPT, project=project)`.
 #
 # <details><summary>Hint</summary>A matrix is stored as [out, in]: what has to be done with it before <code>@</code>?
 # The method <code>unflatten(axis, sizes)</code> cuts one axis into several; one of the sizes may be −1, and is
@@ -165,15 +172,21 @@ from tutorial_engine.learn import check_project
 
 mine.use(project, check_project)
 
+# %% [markdown]
+# After each exercise you read two stories. In the first this part has a usual mistake, in the second it is yours. Here
+# the first `project` cuts the heads along the wrong axis. All shapes are right, so no error is raised.
+
 # %%
+from tutorial_engine.learn import heads_crosswise
+
+mine.hear(PROMPT, project=heads_crosswise)
 mine.tell(PROMPT)
 
 # %% [markdown]
 # ## 4 · Attention by hand, three tokens
 #
-# **Objective:** compute attention for one query with pencil and paper. Here are queries, keys and values for three
-# tokens, with D = 2. A *score* is the dot product of a query with a key: how well the key fits what the query looks
-# for.
+# **Objective:** compute attention for one query with pencil and paper, for three tokens with D = 2. A *score* is the dot
+# product of a query with a key: how well the key fits what the query looks for.
 
 # %%
 q = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
@@ -183,18 +196,17 @@ scores = q @ k.T  # row = query, column = key
 print("scores of the last query:", scores[2].int().tolist())
 
 # %% [markdown]
-# Three steps follow. Divide the scores by √D (section 7 says why). The *softmax* then turns them into shares: the
-# share of a key is exp(score), divided by the sum of this over all keys. So the shares add up to one. The output is
-# the sum of the values, each times its share.
+# Three steps follow. Divide the scores by √D (section 7 says why). The *softmax* then turns them into *attention
+# weights*: exp(score), divided by the sum of this over all keys. So they add up to one. The output is the sum of the
+# values, each times its attention weight.
 #
-# The usual name of the shares, also in the package's code, is *attention weights*. We say *share*, because the
-# *weights* of a model are the learned numbers in its matrices. (At the end of the model a softmax turns the logits
-# into *probabilities*.)
+# We also say *share* for an attention weight, because the *weights* of a model are the learned numbers in its matrices.
+# (At the end of the model a softmax turns the logits into *probabilities*.)
 
 # %%
 predictions.ask(
     "share",
-    "The last query's scores are 1, 2 and 2 (and D = 2). Which share does the first key get?",
+    "The last query's scores are 1, 2 and 2 (and D = 2). Which attention weight (share) does the first key get?",
     ["0, softmax picks the largest", "about 20 %", "about 33 %"],
 )
 
@@ -210,7 +222,7 @@ three_token_picture(q, k, v) if answered else None
 
 # %% [markdown]
 # Now the whole sum, and the same from the package. max |Δ| is the largest difference. It must stay within the
-# *tolerance*: computers round, so sums in another order may differ in their last digits.
+# *tolerance*: computers round, so the last digits may differ.
 
 # %%
 by_hand = sum(share * value for share, value in zip(shares, v, strict=True))
@@ -222,12 +234,12 @@ check_close(by_hand, by_package, 1e-6, "by hand = package")
 # ### Exercise 2: attention for all queries at once (8 minutes)
 #
 # Not every query may see every key. A *mask* says which pairs are allowed (True). Section 5 builds it;
-# here it is given. A forbidden key must get the share 0, and the other shares must still add up to one.
+# here it is given. A forbidden key must get the attention weight 0, and the others must still add up to one.
 #
 # <details><summary>Hint</summary>The three steps are those of section 4, with a row of scores for each query.
 # exp(−∞) is 0; in Python −∞ is <code>float("-inf")</code>. <code>masked_fill(m, number)</code> writes a number where m
 # is True, and <code>~mask</code> turns True and False around. A tensor has <code>.softmax(dim)</code>. Over which axis
-# must the shares add up to one?</details>
+# must the attention weights add up to one?</details>
 
 
 # %% tags=["exercise"]
@@ -247,38 +259,49 @@ from tutorial_engine.learn import check_attention
 mine.use(attention, check_attention)
 
 # %%
+from tutorial_engine.learn import softmax_over_queries
+
+mine.hear(PROMPT + " Ben had a blue ball.", attention=softmax_over_queries)  # the wrong axis
 mine.tell(PROMPT + " Ben had a blue ball.")
 
 # %% [markdown]
-# Your function runs once for each head, layer and new token. The package's version does all heads in one call. It is
-# called *naive*, because it is the plain formula, without tricks for speed.
-# `einsum` names the axes: `"qhd,khd->hqk"` means "for each head h, query q and key k, multiply along d and add".
-# (`repeat_interleave` gives each query head a key head of its own: section 6.)
+# The package's version computes all heads in one call. It is called *naive*, because it is the plain formula, without
+# tricks for speed. `einsum` names the axes: `"qhd,khd->hqk"` means "for each head h, query q and key k, multiply along
+# d and add". (`repeat_interleave` gives each query head a key head of its own: section 6.)
 
 # %%
 show_source(naive_attention)
 
 # %% [markdown]
+# **Why fast engines never store the scores.** This function stores a score for each pair of tokens, [T, T] in each
+# head. [FlashAttention](https://arxiv.org/abs/2205.14135) (Dao et al., 2022) goes through the keys in blocks. For each
+# query it keeps only the largest score so far, the sum of the exponentials, and the mixed values, and corrects them with
+# each block. So the T×T scores are never in memory. The result differs by rounding only. In notebook 04 you write such
+# an attention.
+
+# %% tags=["figure-scores"]
+from tutorial_engine.viz import scores_picture
+
+scores_picture((1024, 2048, 4096, 8192), head_dim=128, itemsize=2)
+
+# %% [markdown]
 # ## 5 · The causal mask
 #
-# **Objective:** know who may look at whom. Here are the shares that the trained model computes. On the left, a row is
-# a query and a column is a key; bright means a large share. On the right are the shares of one query, and the tokens
-# that the model predicts to come next. Step through the queries, and choose other heads: where do they look? The text
-# stops inside a name: `·R` is the first piece of Rado, and the model has to go on.
+# **Objective:** know who may look at whom. Here are the attention weights (shares) of the trained model. On the left,
+# a row is a query and a column is a key; bright means a large weight. On the right are those of one query, and the
+# tokens that the model predicts to come next. Step through the queries, and choose other heads: where do they look?
 
 # %% tags=["figure-attention-explorer"]
 from tutorial_engine.viz import AttentionExplorer
 
-STORY = "Once upon a time Rado had an old coat. One day R"
 AttentionExplorer(model, tokenizer, STORY, layer=1, head=3)
 
 # %% [markdown]
-# No query sees a later token. In a prompt the later tokens are there, but the mask hides them. The reason is the
-# training: at every token the model learns to predict the next one. Without the mask the
-# model could simply read the answer. This is the *causal* rule: `key_pos <= query_pos`.
+# No query sees a later token: the mask hides it. The reason is the training: at every token the model learns to predict
+# the next one. Without the mask it could read the answer. This is the *causal* rule: `key_pos <= query_pos`.
 #
 # In the next notebook only the newest tokens run: the keys and values of the earlier ones are kept. Then there are fewer
-# queries than keys. The queries are the *last* of the positions, and the rule stays the same.
+# queries than keys. The queries are the *last* positions, and the rule stays the same.
 
 # %%
 predictions.ask(
@@ -296,9 +319,8 @@ answered = predictions.reveal("pairs", int(masks["3 new after 4"].sum()))
 mask_picture(masks) if answered else None
 
 # %% [markdown]
-# **A trap:** PyTorch's own attention function has an option `is_causal=True`. The allowed pairs form a triangle that
-# begins in the upper left corner. With as many queries as keys that is right. With fewer the new tokens do not even see
-# themselves.
+# **A trap:** PyTorch's own attention function has an option `is_causal=True`. Its allowed pairs form a triangle from the
+# upper left corner. With as many queries as keys that is right. With fewer the new tokens do not even see themselves.
 
 # %%
 from torch.nn.functional import scaled_dot_product_attention
@@ -340,12 +362,14 @@ from tutorial_engine.learn import check_window_mask
 mine.use(window_mask, check_window_mask)
 
 # %%
+from tutorial_engine.learn import blind_to_itself
+
 TWO = "Once upon a time Rado had an old coat. Mimo had a new drum."
+mine.hear(TWO, window_mask=blind_to_itself)  # `<` instead of `<=`: no token sees itself
 mine.tell(TWO)
 
 # %% [markdown]
-# The engine uses your mask with a window as large as the text. Now make the window small: each token sees itself and
-# 7 tokens before it.
+# The engine uses your mask with a window as large as the text. Now each token sees only itself and 7 tokens before it.
 
 # %%
 predictions.ask(
@@ -354,35 +378,38 @@ predictions.ask(
     ["with Rado and Mimo", "in good sentences, but with other names", "as noise"],
 )
 
-# %%
-story = mine.story(TWO, window=8)
-if predictions.reveal("window", 0 if "Rado" in story or "Mimo" in story else 1):
-    print(TWO + story)
-    pieces = token_labels(tokenizer, tokenizer.encode(TWO + story).ids)
-    print("positions:", {one: pieces.index(one) for one in ("·R", "·Mi", "·day", "·and")})
-    print("·day sees", pieces[16:24])
+# %% tags=["figure-window"]
+from tutorial_engine.viz import reach_picture
+
+told = mine.story(TWO, window=8)
+pieces = token_labels(tokenizer, tokenizer.encode(TWO + told).ids)
+day, last = pieces.index("·day"), pieces.index("·and")
+looks = [(day, pieces.index("·R")), (last, pieces.index("·Mi"))]
+answered = predictions.reveal("window", 0 if "Rado" in told or "Mimo" in told else 1)
+if answered:
+    print(TWO + told)
+reach_picture(pieces[: last + 1], looks, window=8) if answered else None
 
 # %% [markdown]
-# The sentences are still well formed: grammar needs only a few tokens. But the names are lost. After `·day` a name
-# must come. From there the window shows only one token of the two names: the last `o` of Mimo. A name comes back
-# when the token before its place can see the name's first piece. Rado comes after `·day`, and `·R` is 19 places before that:
-# this needs a window of 20. Mimo comes after `·and`, `·Mi` is 14 places before that: 15 is enough.
+# The sentences are still well formed: grammar needs only a few tokens. But the names are lost. A name can come back
+# when the token before its new place sees its first piece. The picture says which window that needs: 20 for Rado, 15
+# for Mimo. Try it:
 
 # %%
 for window in (8, 14, 15, 19, 20):
     print(f"window {window:2}: {mine.story(TWO, window=window)}")
 
 # %% [markdown]
-# The limit holds for *one layer*. In the layer before, each token in the window has already read from the 7 tokens
-# before it. So each layer reaches 7 places further. This model was never trained to use that.
+# The limit holds for *one layer*. Each layer reaches 7 places further than the one before. But this model was never
+# trained to use that.
 
 # %% [markdown]
 # ## 6 · Many heads, fewer keys: GQA
 #
-# **Objective:** find the K/V head of a query head. Each head runs its own attention, and the results are
-# concatenated. A fourth learned matrix, W_o, mixes these H·D numbers, and gives a vector of the hidden size. In *grouped-query attention* (GQA) neighbouring query heads form a *group*. A group shares one *K/V
-# head*: one key and one value for each token. That saves memory, because keys and values are kept for later tokens.
-# This model has 6 query heads and 2 K/V heads: query heads 0, 1 and 2 read K/V head 0, the others K/V head 1.
+# **Objective:** find the K/V head of a query head. The results of all heads are concatenated. A fourth learned matrix,
+# W_o, mixes these H·D numbers, and gives a vector of the hidden size. In *grouped-query attention* (GQA) neighbouring
+# query heads form a *group*. A group shares one *K/V head*: one key and one value for each token. That saves memory,
+# because keys and values are kept for later tokens. Here query heads 0, 1 and 2 read K/V head 0, the others K/V head 1.
 
 # %% [markdown]
 # ### Exercise 4: which K/V head? (3 minutes)
@@ -407,26 +434,8 @@ from tutorial_engine.learn import check_kv_head
 
 mine.use(kv_head, check_kv_head)
 
-# %%
-mine.tell("Once upon a time Ben had a blue ball. Anna had a red kite. One day")
-
-# %% tags=["figure-gqa"]
-from tutorial_engine.viz import gqa_picture
-
-gqa_picture(c)
-
 # %% [markdown]
-# This is the loop of `mine` that calls your parts, for one text and one layer. `self.parts("attention", ...)`
-# calls your `attention` if it was right, and the package's otherwise.
-
-# %%
-from tutorial_engine.learn import OwnAttention
-
-show_source(OwnAttention.one_sequence)
-
-# %% [markdown]
-# An easy mistake is `h % num_kv_heads`, the remainder. It also gives a valid number for every head, so the shapes
-# are right and no error is raised. `hear` runs a function without a check, for one story:
+# The usual mistake is `h % num_kv_heads`, the remainder. It gives a valid number for every head, so no error is raised.
 
 
 # %%
@@ -434,16 +443,31 @@ def kv_head_by_remainder(h, num_heads, num_kv_heads):
     return h % num_kv_heads
 
 
-mine.hear(PROMPT, kv_head=kv_head_by_remainder)
+GROUPS = "Once upon a time Ben had a blue ball. Anna had a red kite. One day"
+mine.hear(GROUPS, kv_head=kv_head_by_remainder)
+mine.tell(GROUPS)
+
+# %% tags=["figure-gqa"]
+from tutorial_engine.viz import gqa_picture
+
+gqa_picture(c)
 
 # %% [markdown]
-# *A good place for a pause.* If you restart the notebook later, run all cells above first. Your exercises stay.
+# This loop of `mine` calls your parts, for one text and one layer. `self.parts("attention", ...)` calls your `attention`
+# if it was right, and the package's otherwise.
+
+# %%
+from tutorial_engine.learn import OwnAttention
+
+show_source(OwnAttention.one_sequence)
+
+# %% [markdown]
+# *A good place for a pause.* After a restart, run all cells above first.
 #
 # ## 7 · Why divide by √D?
 #
-# **Objective:** measure it. Take random queries and keys whose numbers have variance 1, and look at the
-# variance of their scores. (The *variance* is the mean of the squared distances from the mean. Its square
-# root is the *standard deviation*, the usual distance from the mean.)
+# **Objective:** measure it. Take random queries and keys whose numbers have variance 1, and look at the variance of
+# their scores. (*Variance*: the mean of the squared distances from the mean. *Standard deviation*: its square root.)
 
 # %%
 predictions.ask(
@@ -452,42 +476,40 @@ predictions.ask(
     ["4 times", "16 times", "256 times"],
 )
 
-# %% tags=["figure-variance"]
-from tutorial_engine.viz import variance_picture
-
-head_dims, raw, scaled = [4, 16, 64, 256], [], []
+# %%
+head_dims, variances = [4, 16, 64, 256], {}
 for d in head_dims:
     a, b = torch.randn(2, 20_000, d, generator=torch.Generator().manual_seed(d))
     dots = (a * b).sum(-1)
-    raw.append(float(dots.var()))
-    scaled.append(float((dots / d**0.5).var()))
-answered = predictions.reveal("variance", f"{round(raw[3] / raw[1])} times")
-variance_picture(head_dims, raw, scaled) if answered else None
+    variances[d] = float(dots.var()), float((dots / d**0.5).var())
+if predictions.reveal("variance", f"{round(variances[256][0] / variances[16][0])} times"):
+    for d, (raw, scaled) in variances.items():
+        print(f"D = {d:3}: variance of the scores {raw:5.1f}; divided by √D {scaled:.2f}")
 
 # %% [markdown]
 # Each number of q and of k has mean 0 and variance 1, and all are independent. Then the product of two of them has
-# variance 1, too: its mean is 0, and the mean of q²k² is the mean of q² times the mean of k², 1 · 1. A score is the sum of D such
-# products. Variances of independent numbers add up: the variance of a score is D, its standard deviation √D. A division
-# by √D makes it 1.
+# variance 1, too. A score is the sum of D such products, and variances of independent numbers add up. So its variance is
+# D, its standard deviation √D, and a division by √D makes it 1.
 
 # %% [markdown]
-# Why does it matter? The softmax of large scores gives nearly everything to one key. When training begins, all
-# weights are random, so this is an arbitrary key. Training cannot easily correct it: where a share is near 1, the
-# gradient (by which training changes the weights) is near 0. Here are 1,000 queries with 8 keys each:
+# Why does it matter? The softmax of large scores gives nearly everything to one key. When training begins, this is an
+# arbitrary key, because all weights are random. Training cannot easily correct it: where an attention weight is near 1,
+# the gradient (by which training changes the weights) is near 0. Here are 1,000 queries with 8 keys each:
 
 # %%
 for d in head_dims:
     vectors_d = torch.randn(1000, 9, d, generator=torch.Generator().manual_seed(d))
     dots = (vectors_d[:, :1] * vectors_d[:, 1:]).sum(-1)  # the first is the query
     of_raw, of_scaled = (s.softmax(-1).amax(-1).mean() for s in (dots, dots / d**0.5))
-    print(f"D = {d:3}: the largest share is {of_raw:.2f} on average; divided by √D {of_scaled:.2f}")
+    print(
+        f"D = {d:3}: the largest weight is {of_raw:.2f} on average; divided by √D {of_scaled:.2f}"
+    )
 
 # %% [markdown]
 # ## 8 · RoPE: position as rotation
 #
-# **Objective:** give attention a sense of order. Without positions, a query that sees all keys cannot know their
-# order: shuffle the keys together with their values, and it gets the same output. (The causal mask alone tells a
-# little: the first token sees one key.)
+# **Objective:** give attention a sense of order. Without positions, a query that sees all keys cannot know their order:
+# shuffle the keys together with their values, and it gets the same output.
 
 # %%
 shuffle = torch.tensor([3, 0, 4, 1, 2])
@@ -515,10 +537,9 @@ print([round(float(one), 5) for one in omega[::4]])
 check_close(omega, inverse_frequencies(D, theta), 1e-6, "the formula = package")
 
 # %% [markdown]
-# The query stands at position *m*, the key at position *n*. Before they are turned they are the same
-# vector, and each of its pairs is a hand of length 1. So each pair adds a cosine to the score: that of the angle
-# between its two hands, (m − n) · ω_i. Move the positions, then press Play: query and key move on together. What
-# changes, and what stays the same?
+# The query stands at position *m*, the key at position *n*. Here they are the same vector, and each of its pairs is a
+# hand of length 1. So each pair adds a cosine to the score: that of the angle between its two hands, (m − n) · ω_i. Move
+# the positions, then press Play: query and key move on together. What changes, and what stays the same?
 
 # %% tags=["figure-rope-explorer"]
 from tutorial_engine.viz import RopeExplorer
@@ -526,8 +547,8 @@ from tutorial_engine.viz import RopeExplorer
 RopeExplorer(D, theta)
 
 # %% [markdown]
-# Why so many speeds? A fast pair tells neighbours apart, but after a full turn it shows nearly the same again. A
-# slow pair hardly moves between neighbours, but it still tells far positions apart.
+# Why so many speeds? A fast pair tells neighbours apart, but soon it shows nearly the same again. A slow pair hardly
+# moves between neighbours, but it tells far positions apart.
 
 # %% tags=["figure-rope-clocks"]
 from tutorial_engine.viz import clocks_picture
@@ -535,9 +556,29 @@ from tutorial_engine.viz import clocks_picture
 clocks_picture(omega, (0, 1, 2, 4, 10, 100, 1000))
 
 # %% [markdown]
-# Which two numbers are a pair? In Qwen3 checkpoints number *i* is joined with number *i + D/2* (*half-split*). Other
-# checkpoints join neighbours (*interleaved*). The weights were trained for one of them: mixing them up ruins the
-# model. (In vLLM and llama.cpp, two engines, look for `is_neox_style` and NEOX: both mean half-split.) For a head with D = 8:
+# **Texts longer than in training.** A slow pair never completes a turn in a training text. In a longer text it comes
+# to angles that the model has not seen. Llama 3.1 therefore slows these pairs down (*RoPE scaling*). Four numbers in its
+# `config.json` say how: `factor` 8, `low_freq_factor` 1, `high_freq_factor` 4 and
+# `original_max_position_embeddings` 8192. A pair that turns at least 4 times in 8,192 positions stays as it is, so
+# neighbours are still told apart. A pair that turns at most once turns 8 times slower. Between them the speeds are
+# mixed. This is the engine's code:
+
+# %%
+from tutorial_engine.model import RopeScaling, scaled_frequencies
+
+show_source(scaled_frequencies)
+
+# %% tags=["figure-rope-scaling"]
+from tutorial_engine.viz import rope_scaling_picture
+
+llama_3 = RopeScaling(8.0, 1.0, 4.0, 8192)  # the four numbers, in this order
+plain = inverse_frequencies(128, 500_000.0)  # head dimension and theta of Llama 3.1 8B
+rope_scaling_picture(plain, scaled_frequencies(plain, llama_3), llama_3)
+
+# %% [markdown]
+# Which two numbers are a pair? In Qwen3 checkpoints number *i* is joined with number *i + D/2* (*half-split*; vLLM says
+# `is_neox_style`, llama.cpp NEOX). Other checkpoints join neighbours (*interleaved*). The weights were trained for one
+# of them. For a head with D = 8:
 
 # %%
 numbers = torch.arange(8)
@@ -573,11 +614,15 @@ from tutorial_engine.learn import check_rope
 mine.use(rope, check_rope)
 
 # %%
-mine.tell("One day Anna found a red kite near the river. Ben found")
+from tutorial_engine.learn import turn_neighbours
+
+FOUND = "One day Anna found a red kite near the river. Ben found"
+mine.hear(FOUND, rope=turn_neighbours)  # interleaved pairs: good sentences, but Anna is lost
+mine.tell(FOUND)
 
 # %% [markdown]
-# This is the package's version. It gets the cosines and sines, because all layers share them.
-# `addcmul(a, b, c, value=-1)` is `a - b * c` in one call.
+# This is the package's version. It gets the cosines and sines, because all layers share them. `addcmul(a, b, c, value=-1)`
+# is `a - b * c`.
 
 # %%
 show_source(apply_rope)
@@ -585,33 +630,15 @@ show_source(apply_rope)
 # %% [markdown]
 # ### Only the distance counts
 #
-# A score depends on `m − n` alone. Here is the proof for one pair. R_m is the matrix that
-# turns the pair by the angle of position *m*. In a dot product R_m can move to the other side if it is transposed.
-# The transpose R_mᵀ turns back by the same angle. So R_mᵀ R_n is one turn, by the angle of n − m:
+# A score depends on `m − n` alone. Here is the proof for one pair. R_m is the matrix that turns the pair by the angle of
+# position *m*. In a dot product it can move to the other side if it is transposed. The transpose R_mᵀ turns back by the
+# same angle. So R_mᵀ R_n is one turn, by the angle of n − m:
 #
 # (R_m q) · (R_n k) = q · (R_mᵀ R_n k) = q · (R_(n−m) k)
-#
-# Here are a random query and key at three places.
-
-# %% tags=["figure-rope-distance"]
-from tutorial_engine.viz import distance_picture
-
-rotary = RotaryEmbedding(D, theta)
-qk = torch.randn(2, D, generator=torch.Generator().manual_seed(7))
-
-
-def score(m, n):
-    turned = apply_rope(qk[:, None, :], *rotary(torch.tensor([m, n])))
-    return float((turned[0] * turned[1]).sum())
-
-
-distances = list(range(0, 65))
-curves = {f"key at n = {n}": [score(n + d, n) for d in distances] for n in (0, 50, 500)}
-distance_picture(distances, curves)
 
 # %% [markdown]
-# The same holds for the whole model. A `Batch` holds the tokens that go through the model together, and their positions.
-# So we can add 100 to every position.
+# The same holds for the whole model. A `Batch` holds the tokens that run together, and their positions. We add 100 to
+# every position.
 
 
 # %%
@@ -624,9 +651,8 @@ there = logits_of(Batch.from_sequences([ids], first_positions=[100]))
 check_close(here, there, 1e-3, "positions from 0 = positions from 100")
 
 # %% [markdown]
-# In section 5 you saw layer 1, head 3: mostly it looks one token back. Its map is drawn three times: at the
-# positions of the text, at positions that are 400 larger, and with all tokens at position 0. There RoPE turns
-# nothing: it is off.
+# Layer 1, head 3 of section 5 mostly looks one token back. Here is its map at the positions of the text, at positions
+# that are 400 larger, and with all tokens at position 0. There RoPE turns nothing: it is off.
 
 # %%
 predictions.ask(
@@ -650,42 +676,19 @@ rope_maps_picture(maps, story_labels, "Layer 1, head 3") if answered else None
 
 # %% [markdown]
 # With larger positions the map is the same, because all distances are. Without RoPE this head cannot find the token
-# before: that token gets 0.15, as much as with equal shares.
-
-# %% [markdown]
-# ### A trap for long contexts
-#
-# Models often run in 16 bits per number: *float16* or *bfloat16*. Both keep only the first few digits, and a large
-# angle needs more. Here are the query and the key once more, always 5 positions apart.
-
-# %%
-starts = (0, 100, 1000, 4000)
-print("score with the key at n = ", *(f"{n:7}" for n in starts))
-for dtype in (torch.float32, torch.float16, torch.bfloat16):
-    row = []
-    for n in starts:
-        angle = (torch.tensor([n + 5, n]).to(dtype)[:, None] * omega.to(dtype)).float()
-        turned = apply_rope(qk[:, None, :], angle.cos()[:, None], angle.sin()[:, None])
-        row.append(float((turned[0] * turned[1]).sum()))
-    print(f"{dtype!s:25}", *(f"{one:7.2f}" for one in row))
-    print("   4005 and 4000 are", torch.tensor([4005.0, 4000.0]).to(dtype).tolist())
-print(f"score at distance 0: {score(0, 0):.2f}")
-
-# %% [markdown]
-# In 16 bits the score no longer depends on the distance alone.
-# Even the position is rounded: float16 rounds 4005 to 4004, and bfloat16 rounds it to 4000. In bfloat16 query and key
-# then stand at the same place, and their score is that of distance 0. So the package computes angles in float32.
+# before: that token gets 0.15, as much as with equal weights. (The package computes angles in float32: bfloat16 would
+# round position 4005 to 4000.)
 
 # %% [markdown]
 # ## 9 · One whole layer by hand
 #
-# **Objective:** put the pieces together. Each token has one vector that goes through all layers, from the embedding
-# to the logits. A layer does not replace it. The layer reads a normalised copy, computes something, and *adds* the
-# result to the vector. This running sum is called the *residual stream*: the green line in the map of section 2.
+# **Objective:** put the pieces together. Each token has one vector that goes through all layers. A layer reads a
+# normalised copy of it, computes something, and *adds* the result to the vector. This running sum is called the
+# *residual stream*: the green line in the map of section 2.
 
 # %% [markdown]
 # **RMSNorm** makes the normalised copy. It divides a vector by the root of the mean of its squares, and
-# multiplies each number by a learned weight. A tiny ε keeps it from dividing by zero.
+# multiplies each dimension by a learned weight. A tiny ε keeps it from dividing by zero.
 
 
 # %%
@@ -700,11 +703,11 @@ check_close(normed, first_layer.input_layernorm(vectors), 1e-5, "RMSNorm in one 
 # %% [markdown]
 # ### Norm first, then RoPE
 #
-# Qwen3 also puts each query and key through an RMSNorm before RoPE turns them. A rotation keeps a vector's length. But
-# `q_norm` has a different weight for each number, and RoPE mixes the two numbers of a pair. So the order matters.
-# (These norms also limit the scores; √D stays, because the weights were trained with it.)
+# Qwen3 also puts each query and key through an RMSNorm before RoPE turns them. `q_norm` has a different weight for each
+# dimension, and RoPE mixes two dimensions. So the order matters.
 
 # %%
+rotary = RotaryEmbedding(D, theta)
 random_heads = torch.randn(4, c.num_attention_heads, D, generator=draw)
 cos_sin = rotary(torch.arange(4))  # of the angles of positions 0 to 3
 norm_first = apply_rope(rms_norm(random_heads, w.q_norm), *cos_sin)
@@ -717,8 +720,8 @@ for position in (0, 3):
 # ### The MLP
 #
 # **SwiGLU** is the MLP of a layer, the part that works on each token alone. Two matrices each widen the vector. One
-# result, the *gate*, goes through SiLU, the function x · sigmoid(x), and is multiplied number by number with the
-# other, *up*. (sigmoid(x) = 1 / (1 + exp(−x)).) A third matrix, *down*, brings it back to the hidden size.
+# result, the *gate*, goes through SiLU, x · sigmoid(x), and is multiplied number by number with the other, *up*.
+# (sigmoid(x) = 1 / (1 + exp(−x)).) A third matrix, *down*, brings it back to the hidden size.
 
 # %%
 from torch.nn.functional import silu
@@ -730,10 +733,9 @@ check_close(swiglu, first_layer.mlp(normed), 1e-4, "SwiGLU in one line = package
 # %% [markdown]
 # ### Exercise 6: one decoder layer (20 minutes)
 #
-# `w` holds the layer's own matrices: `input_norm`, `q`, `k`, `v`, `q_norm`, `k_norm`, `o`, `mlp_norm`, `gate`,
-# `up`, `down`. Call `rms_norm` and your own `project` and `rope`. The function `attend` is given: it runs
-# your `attention` for all heads, with your `kv_head`. It has the mask already: call `attend(q, k, v)`. The
-# map of section 2 shows these steps:
+# `w` holds the layer's own matrices: `input_norm`, `q`, `k`, `v`, `q_norm`, `k_norm`, `o`, `mlp_norm`, `gate`, `up`,
+# `down`. Call `rms_norm` and your own `project` and `rope`. `attend(q, k, v)` is given: it runs your `attention` for all
+# heads, with your `kv_head` and the mask. The map of section 2 shows these steps:
 #
 # 1. Normalise `x` with `input_norm`, and project it to q, k, v.
 # 2. Normalise q and k (`q_norm`, `k_norm`), and turn them.
@@ -763,17 +765,20 @@ from tutorial_engine.learn import check_layer
 mine.use(layer, check_layer)
 
 # %%
-mine.tell("Anna had a red kite. Ben was a friend of Anna and")
+from tutorial_engine.learn import without_residual
+
+FRIEND = "Anna had a red kite. Ben was a friend of Anna and"
+mine.hear(FRIEND, layer=without_residual)  # a layer that replaces x and does not add to it
+mine.tell(FRIEND)
 
 # %% [markdown]
 # ### The stream after each layer
 #
-# The residual stream can be read after any layer: take the last token's vector, and turn it into logits, as if the
-# model ended there. This is called a *logit lens*. The story ends with the first piece of a name, and the model must
-# find the next piece.
+# The residual stream can be read after any layer: turn the last token's vector into logits, as if the model ended there.
+# This is called a *logit lens*. The story ends with the first piece of a name, and the model must find the next piece.
 
 # %%
-story_batch = Batch.from_sequences([story_ids])
+from tutorial_engine.lab import residual_stream
 
 
 def read_out(when, stream):
@@ -784,25 +789,19 @@ def read_out(when, stream):
 
 
 print("What comes after", story_labels[-3:], "?")
-# the stream is residual + hidden; hidden is what was computed last, and not yet added
-hidden, residual = model.model.embed_tokens(story_batch.input_ids), None
-cos_sin = model.model.rotary_emb(story_batch.positions)
-read_out("embedding", hidden)
-for number, block in enumerate(model.model.layers):
-    hidden, residual = block(hidden, residual, cos_sin, story_batch, NaiveAttention())
-    read_out(f"after layer {number}", residual + hidden)
+for when, stream in residual_stream(model, story_ids):
+    read_out(when, stream)
 
 # %% [markdown]
-# At the start the vector says only which token it is. The matrix that makes the logits is the embedding table itself in
-# this model. So each vector of the table fits its own token best. Then the model has vague guesses. The last layer adds
-# the answer. (The lens does not show everything: a layer can also write what only later layers read.)
+# At the start the vector says only which token it is: the logits come from the embedding table itself in this model, and
+# each vector of the table fits its own token best. Then the model has vague guesses. The last layer adds the answer.
 #
 # *A good place for a pause.*
 
 # %% [markdown]
 # ## 10 · The whole forward pass, shape by shape
 #
-# **Objective:** follow 10 tokens from ids to logits, in the real **Qwen3-0.6B**. Its `config.json` has the numbers.
+# **Objective:** follow 10 tokens from ids to logits, in the real **Qwen3-0.6B**. Its `config.json` has the sizes.
 # On PyTorch's *meta* device tensors have shapes but no numbers, so nothing is downloaded. The tokens lie one after
 # the other, `[T, ...]`. There is no axis for a batch of texts.
 
@@ -843,10 +842,9 @@ if predictions.reveal("most", 0 if ratio > 1.2 else 1 if ratio < 0.8 else 2):
     print(f"The table has as many weights as {ratio:.1f} layers.")
 
 # %% [markdown]
-# The indented lines are the first layer; the other layers have the same shapes. `qkv_proj` is W_q, W_k and W_v in one
-# matrix (2048 + 1024 + 1024 = 4096 rows). `gate_up_proj` is gate and up in one. `post_attention_layernorm` is your
-# `mlp_norm`. `lm_head`, which gives the logits, is the embedding table here, too. It gets one row: only
-# the last token's logits choose the next token.
+# The indented lines are the first layer; the others have the same shapes. `qkv_proj` is W_q, W_k and W_v in one matrix
+# (2048 + 1024 + 1024 = 4096 rows), `gate_up_proj` is gate and up in one. `post_attention_layernorm` is your `mlp_norm`.
+# `lm_head`, the embedding table again, gives the logits. It gets one row: only the last token's logits choose the next.
 
 # %%
 from tutorial_engine.model import CausalLM
@@ -860,9 +858,9 @@ print(f"so H·D need not equal the hidden size: W_o is {w_o.shape[0]} x {w_o.sha
 # %% [markdown]
 # ## 11 · The same logits as transformers
 #
-# **Objective:** test that the model computes what `transformers` computes. `transformers` loads the same checkpoint with its own code. We
-# compare every logit at every position: first with PyTorch's own attention function, which the package normally
-# uses, then with the naive attention of section 4.
+# **Objective:** test that the model computes what `transformers` computes from the same checkpoint, with its own code. We
+# compare every logit at every position: first with PyTorch's own attention function, which the package normally uses,
+# then with the naive attention of section 4.
 
 # %%
 from transformers import AutoModelForCausalLM
@@ -896,7 +894,7 @@ for letter, take in zip("ABCDEF", takes, strict=True):
     print(f"{letter}        …{take.story}")
 
 # %% [markdown]
-# Run the next cell to see the six numbers. Then write your guess and run it again.
+# Run the next cell to see the six parts. Then write your guess and run it again.
 
 # %%
 parts = ["no RoPE", "K and V exchanged", "a token sees only itself", "all shares equal"]
@@ -912,56 +910,12 @@ if predictions.reveal("jukebox", min(takes, key=lambda take: take.last).part):
     print(jukebox_table(takes, parts, guess))
 
 # %% [markdown]
-# Five stories show that something is wrong. A knows only its last token, so it goes round in a circle. B gives
-# nearly all to one key, and makes small mistakes. D mixes up the letters of a name. E adds keys where values belong,
-# and repeats one piece. F reads the mean of all tokens, and cannot pick one.
+# Five stories show that something is wrong: A sees only its last token, B gives nearly all to one key, D mixes up the
+# letters of a name, E adds keys where values belong, and F reads the mean of all tokens.
 #
-# But C, without the mask, reads well. The table compares the logits of the prompt. For its last token they change by
-# only 0.1. Yet the logits of the tokens before it are far off: already in layer 0 they read later tokens. How far is
-# the last token off later in the story?
-
-
-# %%
-def no_mask(q_len, kv_len, window):
-    return torch.ones(q_len, kv_len, dtype=torch.bool)
-
-
-whole = ids + list(mine.generate(PROMPT).output_token_ids)
-starts = [whole[:end] for end in range(len(ids), len(whole))]
-masked = torch.stack([mine.last_logits(start) for start in starts])
-with mine.trying({"window_mask": no_mask}):
-    unmasked = torch.stack([mine.last_logits(start) for start in starts])
-same = int((masked.argmax(-1) == unmasked.argmax(-1)).sum())
-print(f"the logits of the last token are off by up to {(masked - unmasked).abs().max():.1f}")
-print(f"but at {same} of {len(starts)} places the best token stays the same")
-
-# %% [markdown]
-# If the unbroken model tells a good story and yours a bad one, there is a bug. A good story does not show that there is none.
-
-# %% [markdown]
-# ### The bug zoo
-#
-# Would a comparison of logits notice a bug? We plant four well-known ones into the package, one at a time. Each
-# runs without an error. Below are the lines that change (− right, + wrong), how far the logits are then off, and
-# which tokens (rows) are wrong.
-
-# %%
-from tutorial_engine.learn import BUGS_01, zoo
-
-
-def with_naive_attention():
-    return logits_of(Batch.from_sequences([ids]), NaiveAttention())
-
-
-caught = zoo(BUGS_01, with_naive_attention, reference)
-print(f"{caught} of {len(BUGS_01)} bugs are caught")
-
-# %% [markdown]
-# Two of these bugs leave row 0, the first token, right. Why?
-#
-# <details><summary>Answer</summary>Both change q and k only. The first token sees one key, itself, and its share
-# is 1 whatever q and k are. So no test with a single token finds them, at any position.
-# </details>
+# But C, without the mask, reads well. The table compares the logits of the prompt. Those of its last token change by
+# only 0.1. Those of the tokens before it are far off: already in layer 0 they read later tokens. So a bad story shows
+# that there is a bug, but a good story does not show that there is none.
 
 # %% [markdown]
 # *A good place for a pause.*
@@ -981,21 +935,13 @@ for head, row in enumerate(story_shares[3, :, -1]):
 
 # %% [markdown]
 # Heads 3, 4 and 5 look at the token after the earlier `·R`. Such a head is called an *induction head*: it finds an
-# earlier place of the same token, and suggests the token that came next there. The three share one K/V head, so
-# they search the same keys. (`a` is a piece of a name; `·a` is the word "a", or the beginning of "an".)
-
-# %% tags=["figure-induction-head"]
-from tutorial_engine.viz import attention_picture
-
-attention_picture(story_shares[3, 3], story_labels, "layer 3, head 3")
+# earlier place of the same token, and suggests the token that came next there. The three share one K/V head. (`a` is a
+# piece of a name; `·a` is the word "a".)
 
 # %% [markdown]
-# Most other tokens find nothing to copy. Their shares must add up to 1, too, and go mostly to `·time` and to the
-# second `·a`. `·day`, in the row above the frame, looks at the first `·R`: after "One day" a name must come.
-#
-# A map shows where a head looks, not that this decides anything. For that we take the head away: an *ablation* sets
-# its output to zero, so that it adds nothing to the residual stream. To compare, we also need the story without an
-# earlier name that begins with R: there Mimo has the coat.
+# A map shows where a head looks, not that this decides anything. For that we take the head away: an *ablation* sets its
+# output to zero, so that it adds nothing. To compare, we also need a story without an earlier name that begins with R:
+# there Mimo has the coat.
 
 
 # %%
@@ -1018,17 +964,14 @@ def chance(text, piece, heads):
     return float(logits[-1].softmax(-1)[tokenizer.token_to_id(piece)])
 
 
-# %% tags=["figure-no-name"]
-from tutorial_engine.viz import ablation_picture
-
+# %%
 MIMO = "Once upon a time Mimo had an old coat. One day R"  # no earlier name with R
-FOLLOWS = "probability of “a” after the last “·R”"
 bars = [("all heads", chance(STORY, "a", {}))]
 bars += [("all heads, but Mimo for Rado", chance(MIMO, "a", {}))]
-ablation_picture(FOLLOWS, bars)
+print("“a” after the last “·R”:", ", ".join(f"{value:.0%} ({name})" for name, value in bars))
 
 # %%
-from tutorial_engine.viz import percent
+from tutorial_engine.viz import ablation_picture, percent
 
 full, usual = (percent(value) for _, value in bars)
 predictions.ask(
@@ -1044,60 +987,39 @@ nearest = min((0, 1), key=lambda i: abs(bars[i][1] - silenced)) if silenced > 0.
 answered = predictions.reveal("ablation", nearest)
 control = chance(STORY, "a", {3: (0, 1, 2)})
 rows = [("L3 H3, H4, H5 silenced", silenced), ("L3 H0, H1, H2 silenced", control)]
-ablation_picture(FOLLOWS, [bars[0], *rows, bars[1]]) if answered else None
+title = "probability of “a” after the last “·R”"
+ablation_picture(title, [bars[0], *rows, bars[1]]) if answered else None
 
 # %% [markdown]
-# (L3 H3 stands for layer 3, head 3.) Without these heads the probability is nearly that of the story without Rado.
-# Without the other three, the *control*, it hardly changes. So these heads are needed. Do they also carry the name?
-# If they do, their output from *another* story must bring another name. We run the story with Rido, keep what heads 3, 4 and 5
-# give at the last token, and put it into the story with Rado. This is called *activation patching*. Heads 0, 1 and 2
-# are the control again.
-
+# (L3 H3 is layer 3, head 3.) Without these heads the probability is nearly that of the story without Rado. Without the
+# other three, the *control*, it hardly changes. So these heads are needed. Do they also carry the name? If they do,
+# their output from *another* story must bring another name. This is *activation patching*, the first picture of the
+# lesson. Here is the code, then four names, and heads 0, 1 and 2 as the control.
 
 # %%
-class Patched(NaiveAttention):
-    """Attention in which heads of layer 3 give, at the last token, what they gave elsewhere."""
+from tutorial_engine.lab import Patched
 
-    def __init__(self, heads, elsewhere=None):
-        super().__init__()
-        self.heads, self.elsewhere = heads, elsewhere
+show_source(Patched)
 
-    def attend(self, layer, q, k, v, batch):
-        out = super().attend(layer, q, k, v, batch)
-        if layer == 3:
-            self.gave = out[-1, self.heads].clone()
-            if self.elsewhere is not None:
-                out[-1, self.heads] = self.elsewhere
-        return out
-
-
-def best_piece(sequence, attention):
-    """The most probable token after the sequence, and its probability."""
-    shares = logits_of(Batch.from_sequences([sequence]), attention)[-1].softmax(-1)
-    return f"“{token_labels(tokenizer, [int(shares.argmax())])[0]}” {float(shares.max()):.2f}"
-
-
-# %%
-print("heads from    its ·R was followed by    H3, H4, H5 exchanged    H0, H1, H2 exchanged")
-for name in ("Rado", "Rido", "Rodo", "Redo", "Reno", "Rizo"):
-    name_ids = tokenizer.encode(STORY.replace("Rado", name)).ids
-    line = f"{name:14}{'“' + token_labels(tokenizer, name_ids)[5] + '”':26}"
-    for heads in ([3, 4, 5], [0, 1, 2]):
-        there = Patched(heads)
-        logits_of(Batch.from_sequences([name_ids]), there)
-        line += f"{best_piece(story_ids, Patched(heads, there.gave)):24}"
-    print(line)
+# %% tags=["figure-patching"]
+names = ("Rado", "Rido", "Rodo", "Rizo")
+stories = {name: STORY.replace("Rado", name) for name in names}
+exchanged = {
+    who: patch_heads(model, tokenizer, STORY, stories, layer=3, heads=heads)
+    for who, heads in (("L3 H3, H4, H5", (3, 4, 5)), ("L3 H0, H1, H2", (0, 1, 2)))
+}
+patching_picture(tokenizer, STORY, exchanged)
 
 # %% [markdown]
-# In every line the model reads the story of Rado. Only what these heads give at one token comes from the story on the left, and the
-# model predicts a piece of that name. So these heads carry this piece.
+# In every line the model reads the story of Rado, and predicts a piece of the name on the left. So heads 3, 4 and 5
+# carry this piece.
 
 # %% [markdown]
 # ### Copying in its purest form
 #
 # Take 16 random tokens and say them twice. In the second round only copying can help. The *hits* are the tokens of
 # the second round that the model predicts. (The first of them cannot be copied: the token before it has no earlier
-# place. But it is often right: the model learned that a text often begins again.)
+# place.)
 
 # %%
 import random
@@ -1119,16 +1041,15 @@ right, total = hits({}), again.numel()
 print(f"{right} of {total} tokens in {len(noise)} such texts are predicted")
 
 # %% [markdown]
-# Our model was trained for this: some training texts were random tokens that repeat, and there it learned only
-# from the repeats. (Induction heads were also found in models trained on ordinary text only: [Olsson et al.,
-# 2022](https://arxiv.org/abs/2209.11895).)
+# Some training texts of our model were repeated random tokens. (Models trained on ordinary text only have induction
+# heads, too: [Olsson et al., 2022](https://arxiv.org/abs/2209.11895).)
 
 # %% [markdown]
 # ### Exercise 7: the induction score (5 minutes)
 #
-# Which heads do it? The *induction score* of a head is the share that it gives, on average over the
-# queries of the second round, to the right place: the token *after* the earlier place of the same token.
-# `shares` holds the shares of one head for `period` tokens that are said twice; row = query, column = key.
+# Which heads do it? The *induction score* of a head is the mean attention weight that the queries of the second round
+# give to the right place: the token *after* the earlier place of the same token. `shares` holds the attention weights of
+# one head for `period` tokens that are said twice; row = query, column = key.
 #
 # <details><summary>Hint</summary>At which positions do the queries of the second round stand? Where did the same token
 # stand, and where the token after it? With two tensors of positions, <code>shares[queries, keys]</code> picks one
@@ -1150,20 +1071,18 @@ from tutorial_engine.learn import check_induction_score
 check_induction_score(induction_score)
 
 # %% [markdown]
-# Here are all heads, on one of the random texts. The score above each map is the mean over several longer texts. Look
-# for the bright diagonal in the lower half of a map.
+# Here are the scores of all heads, as means over several longer texts, and the map of the best one on one of our texts.
 
 # %% tags=["figure-heads"]
 from tutorial_engine.viz import heads_picture
 
 noise_shares = attention_weights(model, noise[0])
-heads_picture(noise_shares, induction_scores(model), token_labels(tokenizer, noise[0]))
+heads_picture(noise_shares, induction_scores(model))
 
 # %% [markdown]
 # An induction head cannot work alone. After `R a d o … R` it looks for a token that has an `R` before it: the `a`.
-# But the embedding of `a` does not say which token stands before. A head in an earlier layer must first copy this
-# into the vector of `a`. Which heads look back by one token, by two, or at the token itself? (The first line
-# is your score of L3 H3, on this one short text.)
+# But the embedding of `a` does not say which token stands before. A head in an earlier layer must first copy this into
+# the vector of `a`. Which heads look back by one token, by two, or at the token itself?
 
 # %%
 import itertools
@@ -1185,9 +1104,9 @@ print(f"without two of the other four heads of layer 1, {least} or more")
 print(f"without L0 H4, {alone.pop(4)} of {right}; without another of layer 0, {min(alone)} or more")
 
 # %% [markdown]
-# The other four heads of layer 1 are the control: without two of them most hits are left. Without H3 alone, or H5 alone,
-# most are left as well: only when both are gone does copying stop. (H4, which looks two back, matters as much as one of them.) So copying takes two steps. The picture shows both in our story. At the bottom, the heads of step
-# 1 are silenced for one token only, the `a`. Then step 2 cannot find this token.
+# The other four heads of layer 1 are the control: without two of them most hits are left. Without H3 and H5 copying
+# stops. So copying takes two steps. The picture shows both in our story. At the bottom, the heads of step 1 are silenced
+# for one token only, the `a`. Then step 2 cannot find this token.
 
 # %% tags=["figure-two-steps"]
 from tutorial_engine.viz import two_steps_picture
@@ -1195,9 +1114,8 @@ from tutorial_engine.viz import two_steps_picture
 two_steps_picture(model, tokenizer, story_ids, first=(1, (3, 5)), second=(3, 3))
 
 # %% [markdown]
-# Ablation shows that we *need* a head. It does not show what the head carries. In the random texts hardly anything is
-# copied without L0 H4 either. But this head looks only at the token itself (0.99), so it cannot carry what another
-# token said.
+# Ablation shows that we *need* a head, not what it carries. Without L0 H4 only 39 of 309 hits are left, too. But it
+# looks only at the token itself (0.99), so it cannot carry what another token said.
 #
 # *Try:* guess how many hits are left without the attention of layer 2. Then run `hits({2: range(6)})`.
 #
@@ -1207,9 +1125,9 @@ two_steps_picture(model, tokenizer, story_ids, first=(1, (3, 5)), second=(3, 3))
 # %% [markdown]
 # ### How they came about (optional)
 #
-# These numbers were recorded while the model was trained. The *loss* is −log of the probability that the model gave
-# to the token that came; lower is better. On stories it falls from the first steps on. On repeated random tokens it
-# stays high for hundreds of steps. Then it falls steeply, just when the best induction score rises.
+# These numbers were recorded while the model was trained. The *loss* is −log of the probability that the model gave to
+# the token that came; lower is better. On repeated random tokens it stays high for hundreds of steps. Then it falls
+# steeply, just when the best induction score rises.
 
 # %% tags=["figure-training"]
 import json
@@ -1223,8 +1141,8 @@ training_picture(json.loads((TINY.parent / "curve.json").read_text()), vocab_siz
 #
 # ## 13 · Text, the slow way
 #
-# **Objective:** count what a story costs. `mine.tell` always did this: the logits of the last token choose the next
-# token, it is appended, and *everything* runs again. Always taking the largest logit is called *greedy*.
+# **Objective:** count what a story costs. `mine.tell` takes the largest of the last token's logits (this is called
+# *greedy*), appends that token, and runs *everything* again.
 
 # %%
 tokens_run = []
@@ -1248,23 +1166,22 @@ predictions.ask(
     ["34", "240", "516"],
 )
 
-# %% tags=["figure-cost"]
-from tutorial_engine.viz import cost_picture
-
-answered = predictions.reveal("cost", sum(tokens_run))
-cost_picture(tokens_run, prompt_tokens=len(ids)) if answered else None
+# %%
+again = sum(tokens_run) - len(sequence) + 1  # the last token was never run
+if predictions.reveal("cost", sum(tokens_run)):
+    print(f"{again} of these {sum(tokens_run)} runs of a token repeat an earlier one")
 
 # %% [markdown]
-# Almost all of this repeats work. A token sees only itself and earlier tokens, so nothing that is appended later can
-# change what was computed for it:
+# Almost all of this repeats work. A token sees only earlier tokens, so nothing that comes later can change what was
+# computed for it:
 
 # %%
 longer = logits_of(Batch.from_sequences([sequence]))[: len(ids)]
 check_close(longer, reference, 1e-4, "first 10 tokens, with 24 more = without them")
 
 # %% [markdown]
-# For a new token we need its own query, and the keys and values of all tokens up to it. If we kept these in memory,
-# each token would have to run only once. That memory is called a *KV cache*.
+# For a new token we need its own query, and the keys and values of all tokens up to it. If we keep these in memory, each
+# token runs only once. That memory is called a *KV cache*.
 #
 # ### Exercise 8: what would it cost? (5 minutes)
 #
@@ -1323,34 +1240,11 @@ same = expected[0, len(ids) :].tolist() == told
 print(f"all {len(told)} tokens equal those of transformers: {same}")
 
 # %% [markdown]
-# Each row of the *ledger* is one program. All should compute the same logits.
-# Column 2 is the largest difference between a logit here and the same logit in `transformers`. Column 3 counts equal
-# tokens. The tolerance is a ten-thousandth of the largest logit. `top1 − top2` is the smallest distance between the
-# best logit and the second best: errors below half of it cannot change a token.
-
-# %%
-from tutorial_engine.engine import run_without_cache
-from tutorial_engine.lab import (
-    equality_ledger as ledger,
-    ledger_table as table,
-    loop_path,
-    run_transformers,
-)
-
-prompts = [tokenizer.encode(text).ids for text in (PROMPT, TWO, STORY)]
-paths = {
-    "transformers": loop_path(lambda n: run_transformers(theirs, use_cache=False)),
-    "the package": loop_path(lambda n: run_without_cache(model)),
-    mine.label: loop_path(lambda n: mine.runner()),
-}
-print(table(ledger(paths, prompts, num_tokens=24, reference="transformers")))
-
-# %% [markdown]
 # ### Exercise 9: a bonus, the whole layer for all heads at once (20 minutes)
 #
-# Write the whole layer as one function, without a loop over heads. This time you get no `attend`, and no list of steps.
-# `x`, `w` and `angles` are those of exercise 6. A call of your `layer`, or of the package's `naive_attention`, is
-# allowed, but you learn more if you write their lines yourself.
+# Write the whole layer as one function, without a loop over heads, without `attend` and without a list of steps. `x`,
+# `w` and `angles` are those of exercise 6. You may call your `layer` or the package's `naive_attention`, but you learn
+# more if you write their lines yourself.
 #
 # <details><summary>Hint</summary><code>naive_attention</code> (section 4) shows how all heads are computed at once;
 # <code>.out</code> of what it gives is the result. Nobody gives you a mask: <code>causal_mask(len(x),
@@ -1381,9 +1275,8 @@ check_whole_layer(whole_layer)
 # %% [markdown]
 # ## What you can do now
 #
-# You have written a decoder layer that equals Hugging Face's. You can show which heads copy a name: without them it is
-# lost, and with their output from another story another name comes. The next notebook, `02_kv_cache`, runs each token
-# once.
+# You have written a decoder layer that equals Hugging Face's, and shown which heads carry a name. The next notebook,
+# `02_kv_cache`, runs each token once.
 #
 # To read on: [attention](https://arxiv.org/abs/1706.03762) (Vaswani et al., 2017),
 # [GQA](https://arxiv.org/abs/2305.13245) (Ainslie et al., 2023), [RoPE](https://arxiv.org/abs/2104.09864) (Su et al.,

@@ -66,6 +66,7 @@ if TYPE_CHECKING:
         ready,
         token_times,
     )
+    from tutorial_engine.lab.patching import Patched, patch_heads, residual_stream
     from tutorial_engine.lab.pool_log import pool_log as log_of_pool
     from tutorial_engine.lab.real import real_model, vllm_said
     from tutorial_engine.lab.roofline import forward_flops, weight_bytes
@@ -100,6 +101,7 @@ __all__ = [
     "Exchange",
     "OurCache",
     "PagedAttention",
+    "Patched",
     "TwoTexts",
     "Work",
     "against_the_roof",
@@ -128,6 +130,7 @@ __all__ = [
     "memory_of",
     "memory_paths",
     "our_paths",
+    "patch_heads",
     "poisson_times",
     "profile_step",
     "random_model",
@@ -136,6 +139,7 @@ __all__ = [
     "record",
     "recorded_decisions",
     "recorded_run",
+    "residual_stream",
     "run_transformers",
     "run_transformers_from",
     "serve",

@@ -11,7 +11,7 @@ from tutorial_engine.doors import lazy_exports
 if TYPE_CHECKING:
     from tutorial_engine.learn.block_attention_check import check_block_attention
     from tutorial_engine.learn.block_checks import check_free, check_take, leak
-    from tutorial_engine.learn.bugs import BUGS_01, diff, planted, zoo
+    from tutorial_engine.learn.bugs import diff, planted, zoo
     from tutorial_engine.learn.bugs_02 import BUGS_02
     from tutorial_engine.learn.bugs_03 import BUGS_03
     from tutorial_engine.learn.bugs_04 import BUGS_04, StaleBlocks, stress, stress_table
@@ -72,6 +72,13 @@ if TYPE_CHECKING:
     from tutorial_engine.learn.own_server import OwnServer
     from tutorial_engine.learn.parts import yours
     from tutorial_engine.learn.predict import Predictions
+    from tutorial_engine.learn.slips import (
+        blind_to_itself,
+        heads_crosswise,
+        softmax_over_queries,
+        turn_neighbours,
+        without_residual,
+    )
     from tutorial_engine.learn.source import num_lines, show_source
     from tutorial_engine.learn.verdict import check_close
     from tutorial_engine.learn.vllm_places import Places, in_vllm
@@ -80,7 +87,6 @@ else:
     __getattr__, __dir__ = lazy_exports(__name__)
 
 __all__ = [
-    "BUGS_01",
     "BUGS_02",
     "BUGS_03",
     "BUGS_04",
@@ -93,6 +99,7 @@ __all__ = [
     "Places",
     "Predictions",
     "StaleBlocks",
+    "blind_to_itself",
     "box",
     "bring",
     "check_allocate",
@@ -144,6 +151,7 @@ __all__ = [
     "cost",
     "diff",
     "drama",
+    "heads_crosswise",
     "in_vllm",
     "jukebox_table",
     "leak",
@@ -154,11 +162,14 @@ __all__ = [
     "planted",
     "play",
     "show_source",
+    "softmax_over_queries",
     "steps",
     "stress",
     "stress_table",
     "the_real_model",
     "tokens",
+    "turn_neighbours",
+    "without_residual",
     "yours",
     "zoo",
 ]

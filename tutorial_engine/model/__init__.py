@@ -14,11 +14,16 @@ from tutorial_engine.model.attention import (
 )
 from tutorial_engine.model.batch import Batch
 from tutorial_engine.model.checkpoint import TINY, load_model, load_tokenizer
-from tutorial_engine.model.config import ModelConfig
+from tutorial_engine.model.config import ModelConfig, RopeScaling
 from tutorial_engine.model.decoder import CausalLM, DecoderLayer, SelfAttention
 from tutorial_engine.model.fast import use_fast_layers
 from tutorial_engine.model.layers import RMSNorm
-from tutorial_engine.model.rope import RotaryEmbedding, apply_rope, inverse_frequencies
+from tutorial_engine.model.rope import (
+    RotaryEmbedding,
+    apply_rope,
+    inverse_frequencies,
+    scaled_frequencies,
+)
 
 __all__ = [
     "TINY",
@@ -29,6 +34,7 @@ __all__ = [
     "NaiveAttention",
     "NoCache",
     "RMSNorm",
+    "RopeScaling",
     "RotaryEmbedding",
     "SdpaAttention",
     "SelfAttention",
@@ -38,5 +44,6 @@ __all__ = [
     "load_model",
     "load_tokenizer",
     "naive_attention",
+    "scaled_frequencies",
     "use_fast_layers",
 ]

@@ -24,7 +24,7 @@ def inverse_frequencies(head_dim: int, theta: float) -> Tensor:
     """Radians that pair i turns per position, theta ** (−2i / head_dim). [head_dim / 2] fp32.
 
     Always on the CPU and always fp32: in half precision the angle at position 4001 is off by
-    whole radians (notebook 01 measures it).
+    whole radians.
     """
     if head_dim < 2 or head_dim % 2:
         raise ValueError(f"head_dim must be even and at least 2, got {head_dim}")

@@ -11,15 +11,11 @@ from tutorial_engine.doors import lazy_exports
 if TYPE_CHECKING:
     from tutorial_engine.viz.attention_explorer import AttentionExplorer, attention_weights
     from tutorial_engine.viz.attention_plots import (
-        attention_picture,
         clocks_picture,
-        cost_picture,
-        distance_picture,
         heads_picture,
         mask_picture,
         rope_maps_picture,
         training_picture,
-        variance_picture,
     )
     from tutorial_engine.viz.batch_plots import flat_batch
     from tutorial_engine.viz.block_explorer import ALL_AT_ONCE, BlockExplorer
@@ -35,6 +31,11 @@ if TYPE_CHECKING:
     from tutorial_engine.viz.calculator import MemoryCalculator
     from tutorial_engine.viz.cell_explorer import CellExplorer
     from tutorial_engine.viz.chat_box import ChatBox
+    from tutorial_engine.viz.context_plots import (
+        reach_picture,
+        rope_scaling_picture,
+        scores_picture,
+    )
     from tutorial_engine.viz.dial_explorer import DialExplorer
     from tutorial_engine.viz.fact_view import FactExplorer, fact_picture
     from tutorial_engine.viz.gpu_plots import (
@@ -63,6 +64,7 @@ if TYPE_CHECKING:
     )
     from tutorial_engine.viz.overlap_view import overlap_picture
     from tutorial_engine.viz.parallel_plots import mlp_split, ranks_picture
+    from tutorial_engine.viz.patching_view import patching_picture
     from tutorial_engine.viz.place_plots import places, read_places
     from tutorial_engine.viz.queue_view import queue_picture
     from tutorial_engine.viz.radix_view import radix_tree
@@ -99,15 +101,12 @@ __all__ = [
     "SamplingExplorer",
     "SchedulerExplorer",
     "ablation_picture",
-    "attention_picture",
     "attention_weights",
     "block_picture",
     "block_view",
     "bytes_picture",
     "clocks_picture",
-    "cost_picture",
     "dial",
-    "distance_picture",
     "draws_picture",
     "end_to_end_picture",
     "fact_picture",
@@ -131,6 +130,7 @@ __all__ = [
     "one_request",
     "overlap_picture",
     "padding_picture",
+    "patching_picture",
     "percent",
     "places",
     "positions_picture",
@@ -138,12 +138,15 @@ __all__ = [
     "queue_picture",
     "radix_tree",
     "ranks_picture",
+    "reach_picture",
     "read_places",
     "readers_picture",
     "record_softmax",
     "roofline_picture",
     "rope_maps_picture",
+    "rope_scaling_picture",
     "running_softmax_picture",
+    "scores_picture",
     "serving_picture",
     "shape_walk",
     "shift_picture",
@@ -159,7 +162,6 @@ __all__ = [
     "transplant_picture",
     "two_steps_picture",
     "users_at_once",
-    "variance_picture",
     "walk_table",
     "waste_over_time",
     "work_picture",

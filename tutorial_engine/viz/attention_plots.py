@@ -15,7 +15,6 @@ from matplotlib.image import AxesImage
 from matplotlib.patches import Rectangle
 from torch import Tensor
 
-from tutorial_engine.tiny.train import RANDOM_ROWS, ROWS
 from tutorial_engine.viz.charts import HATCH, MIDDLE, panels
 from tutorial_engine.viz.picture import Picture
 from tutorial_engine.viz.style import (
@@ -24,7 +23,7 @@ from tutorial_engine.viz.style import (
     INK,
     MAGNITUDE,
     ORANGE,
-    PLAIN,
+    PAPER,
     QUIET,
     RED,
     RULE,
@@ -32,10 +31,9 @@ from tutorial_engine.viz.style import (
     finish,
     house_style,
 )
-from tutorial_engine.viz.words import counted
 
 INDUCTION = 0.4  # from this score on a head counts as an induction head
-MARKS = ("o", "o", "x", "s", "^", "+")  # open ones: lines that lie on each other can be seen
+WEIGHT = "attention weight (hatched = forbidden)"
 
 
 @house_style()
@@ -74,29 +72,32 @@ def _cells(ax: Axes, mask: Tensor, left: float) -> None:
 
 
 @house_style()
-def heads_picture(weights: Tensor, scores: Tensor, labels: Sequence[str]) -> Picture:
-    """Attention weights [layers, heads, n, n] as small maps; induction heads are framed.
+def heads_picture(weights: Tensor, scores: Tensor) -> Picture:
+    """The induction score of each head [layers, heads], and the map of the best one.
 
-    `scores` [layers, heads] is the induction score of each head.
+    `weights` [layers, heads, n, n] are the attention weights of all heads.
     """
-    layers, heads = scores.shape
-    figure, grid = panels(1.5 * heads, 1.55 * layers + 0.8, layers, heads)
-    for i, ax in enumerate(grid):
-        layer, head = divmod(i, heads)
-        score = float(scores[layer, head])
-        _shares(ax, weights[layer, head])
-        ax.set(xticks=[], yticks=[])
-        ax.set_title(f"L{layer} H{head}  {score:.2f}", fontsize=10)
-        strong = score > INDUCTION
-        ax.spines[:].set(visible=True, edgecolor=RED if strong else RULE, linewidth=3 * strong + 1)
-    best = divmod(int(scores.argmax()), heads)
+    (layers, heads), n = scores.shape, weights.shape[-1]
+    figure, (table, ax) = panels(9.6, 4.6, 1, 2, width_ratios=(1, 1.2))
+    table.imshow(scores.numpy(), cmap=MAGNITUDE, vmin=0, vmax=1, aspect="auto")
+    for (layer, head), score in np.ndenumerate(scores.numpy()):
+        ink = INK if score > 0.5 else PAPER
+        table.text(head, layer, f"{score:.2f}", color=ink, fontsize=12, **MIDDLE)
+        if score > INDUCTION:
+            box = ((head - 0.47, layer - 0.47), 0.94, 0.94)
+            table.add_patch(Rectangle(*box, fill=False, ec=RED, linewidth=3))
+    table.set_xticks(range(heads), [f"H{head}" for head in range(heads)], fontsize=11)
+    table.set_yticks(range(layers), [f"L{layer}" for layer in range(layers)], fontsize=11)
+    table.set_title(f"induction score (framed: above {INDUCTION:.1f})")
+    layer, head = divmod(int(scores.argmax()), heads)
+    image = _shares(ax, weights[layer, head])
+    ax.set(xlabel="key", ylabel="query", title=f"the best: layer {layer}, head {head}")
+    figure.colorbar(image, ax=ax, label=WEIGHT, shrink=0.7)
     return finish(
         figure,
-        f"Attention of all {layers * heads} heads over {len(labels)} tokens (row = query, "
-        "column = key, bright = 1, hatched = forbidden); above each map its induction score. "
-        f"Framed: {counted(int((scores > INDUCTION).sum()), 'head')} with a score above "
-        f"{INDUCTION:.2f}; "
-        f"the best is layer {best[0]}, head {best[1]} with {scores.max():.2f}.",
+        f"In {int((scores > INDUCTION).sum())} of {layers * heads} heads the induction score is "
+        f"above {INDUCTION:.2f}; the best is layer {layer}, head {head} with {scores.max():.2f}, "
+        f"and its map over {n} tokens is on the right.",
     )
 
 
@@ -106,27 +107,6 @@ def _shares(ax: Axes, weights: Tensor) -> AxesImage:
     ax.patch.set(hatch=HATCH["hatch"], edgecolor=RULE)
     seen = weights.masked_fill(future, float("nan")).numpy()
     return ax.imshow(seen, cmap=MAGNITUDE, vmin=0, vmax=1)
-
-
-@house_style()
-def attention_picture(weights: Tensor, labels: Sequence[str], title: str) -> Picture:
-    """One head's weights [n, n] with its tokens on both axes; the last query is framed."""
-    n = len(labels)
-    size = max(4.5, 0.27 * n + 1.6)
-    figure, (ax,) = panels(size + 1, size)
-    image = _shares(ax, weights)
-    ax.set_xticks(range(n), labels, rotation=90, fontsize=10)
-    ax.set_yticks(range(n), labels, fontsize=10)
-    ax.set(xlabel="key", ylabel="query", title=title)
-    frame = Rectangle((-0.5, n - 1.5), n, 1, fill=False, ec=RED, linewidth=2.5, clip_on=False)
-    ax.add_patch(frame)
-    figure.colorbar(image, ax=ax, label="share (hatched = forbidden)", shrink=0.7)
-    best = int(weights[-1].argmax())
-    return finish(
-        figure,
-        f"Framed: query {n - 1} “{labels[-1]}” gives {weights[-1, best]:.2f} of its attention "
-        f"to key {best} “{labels[best]}”.",
-    )
 
 
 @house_style()
@@ -142,38 +122,14 @@ def rope_maps_picture(maps: Mapping[str, Tensor], labels: Sequence[str], who: st
         ax.set_xticks(range(n), labels, rotation=90, fontsize=9.5)
         ax.set_yticks(range(n), labels if i == 0 else [""] * n, fontsize=9.5)
         ax.set(title=title, xlabel="key", ylabel="query" if i == 0 else "")
-    figure.colorbar(image, ax=axes, label="share (hatched = forbidden)", shrink=0.7)
+    figure.colorbar(image, ax=axes, label=WEIGHT, shrink=0.7)
     first, said = next(iter(maps.values())), []
     for title, weights in maps.items():
         is_same = float((weights - first).abs().max()) < 1e-4
         differs = "" if weights is first else f", {'the same' if is_same else 'another'} map"
         said.append(f"{float(weights.diagonal(-1).mean()):.2f} ({title}{differs})")
-    return finish(figure, f"{who} gives the token before a mean share of {', '.join(said)}.")
-
-
-@house_style()
-def variance_picture(
-    head_dims: Sequence[int], raw: Sequence[float], scaled: Sequence[float]
-) -> Picture:
-    """Measured variance of q · k for random vectors, before and after division by √D."""
-    figure, (ax,) = panels(8, 3.6)
-    ax.plot(head_dims, raw, "o-", color=RED, label="q · k")
-    ax.plot(head_dims, scaled, "s--", color=BLUE, label="q · k / √D")
-    ax.set(
-        xscale="log",
-        yscale="log",
-        xlabel="head dimension D (logarithmic)",
-        ylabel="variance of the scores (logarithmic)",
-    )
-    ax.set_xticks(head_dims, [str(d) for d in head_dims])
-    ax.yaxis.set_major_formatter(PLAIN)
-    ax.minorticks_off()
-    ax.legend()
     return finish(
-        figure,
-        f"From D = {head_dims[0]} to {head_dims[-1]} the variance of the raw scores grows "
-        f"from {raw[0]:.0f} to {raw[-1]:.0f}; divided by √D it stays between "
-        f"{min(scaled):.2f} and {max(scaled):.2f}.",
+        figure, f"{who} gives the token before a mean attention weight of {', '.join(said)}."
     )
 
 
@@ -203,35 +159,12 @@ def training_picture(curve: Sequence[Mapping[str, float]], vocab_size: int = 512
     rises = [induction[i + span] - induction[i] for i in range(len(curve) - span)]
     before = rises.index(max(rises))
     after = before + span
-    text, repeat = series["text_loss"], series["repeat_loss"]
-    most = next(i for i, loss in enumerate(text) if text[0] - loss >= 0.8 * (text[0] - text[-1]))
+    repeat = series["repeat_loss"]
     return finish(
         figure,
-        f"The loss on stories falls from {text[0]:.2f} to {text[most]:.2f} in the first "
-        f"{steps[most]} steps and ends at {text[-1]:.2f}. Between step {steps[before]} and step "
-        f"{steps[after]} the best head's induction score goes from {induction[before]:.2f} to "
-        f"{induction[after]:.2f}, and the loss on repeated random tokens, {repeat[0]:.2f} at the "
-        f"start, goes from {repeat[before]:.2f} to {repeat[after]:.2f}; it ends at "
-        f"{repeat[-1]:.2f}. In every step {RANDOM_ROWS} of the {ROWS} texts are random tokens "
-        "said again and again, and in these only the repeats have a loss.",
-    )
-
-
-@house_style()
-def cost_picture(tokens_run: Sequence[int], prompt_tokens: int) -> Picture:
-    """Tokens that went through the model at each step of generation by recomputing everything."""
-    steps = range(1, len(tokens_run) + 1)
-    needed = [prompt_tokens] + [1] * (len(tokens_run) - 1)
-    total, again = sum(tokens_run), sum(tokens_run) - sum(needed)
-    figure, (ax,) = panels(8, 3.4)
-    ax.bar(steps, tokens_run, edgecolor=RED, label="run again", **HATCH)
-    ax.bar(steps, needed, color=BLUE, edgecolor=BLUE, label="not seen before")
-    ax.set(xlabel="step", ylabel="tokens run")
-    ax.legend(loc="upper left")
-    return finish(
-        figure,
-        f"{len(tokens_run)} new tokens cost {total} token runs, of which {again} "
-        f"({100 * again / total:.0f} %) repeat work already done.",
+        f"Between step {steps[before]} and step {steps[after]} the best head's induction score "
+        f"goes from {induction[before]:.2f} to {induction[after]:.2f}, and the loss on repeated "
+        f"random tokens from {repeat[before]:.2f} to {repeat[after]:.2f}.",
     )
 
 
@@ -274,25 +207,3 @@ def _clock(ax: Axes, angle: float, color: str) -> None:
     ax.plot([np.cos(angle)], [np.sin(angle)], "o", color=color, markersize=4)
     ax.set(xlim=(-1.15, 1.15), ylim=(-1.15, 1.15), aspect="equal", xticks=[], yticks=[])
     ax.spines[:].set_visible(False)
-
-
-@house_style()
-def distance_picture(distances: Sequence[int], curves: Mapping[str, Sequence[float]]) -> Picture:
-    """Score against distance n − m; one line for each place m where the pair was put."""
-    figure, (ax,) = panels(8, 3.6)
-    for i, (name, curve) in enumerate(curves.items()):
-        look: dict[str, Any] = {"linewidth": 5, "alpha": 0.4}
-        if i:  # marks, at other places than the others', so that none hides another
-            look = {"linestyle": "none", "marker": MARKS[i], "markevery": (2 * i, 6)}
-        ax.plot(distances, curve, color=SERIES[i], label=name, **look)
-    ax.axhline(0, color=RULE, linewidth=1)
-    ax.set(xlabel="distance m − n (query position − key position)", ylabel="score q · k")
-    ax.legend()
-    stacked = np.array(list(curves.values()))
-    spread = float((stacked.max(0) - stacked.min(0)).max())
-    verdict = "lie on each other" if spread < 1e-2 else "DIFFER"
-    return finish(
-        figure,
-        f"The same query and key, put at {len(curves)} different places: the {len(curves)} "
-        f"curves {verdict}, so only the distance counts.",
-    )
