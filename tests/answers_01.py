@@ -324,7 +324,7 @@ EXERCISES: dict[str, Exercise] = {
             (lambda *given: 2 * RIGHT["layer"](*given), "q as expected; k as expected; v as"),
             (
                 layer_of(rope=lambda x, angles: RIGHT["rope"](x, -angles)),
-                "it calls your rope, which is not ✔ yet:\nrope: turned the wrong way",
+                "it calls your rope, which is not ✔ yet:\nyour rope: turned the wrong way",
             ),
             (
                 layer_of(rope=lambda x, angles: x @ x),
@@ -352,7 +352,7 @@ EXERCISES: dict[str, Exercise] = {
             (lambda x, w, angles, attend: attend(x, x, x, None), "has the mask already; it got 4"),
             (
                 layer_of(project=lambda *case: [RIGHT["project"](*case)[i] for i in (1, 0, 2)]),
-                "it calls your project, which is not ✔ yet:\nproject: q and k swapped",
+                "it calls your project, which is not ✔ yet:\nyour project: q and k swapped",
             ),
             (
                 lambda x, w, a, attend: RIGHT["layer"](x, w, a, lambda q, k, v: attend(k, q, v)),

@@ -317,7 +317,7 @@ EXERCISES: dict[str, Exercise] = {
         [RIGHT["why_finished"], why_numpy],
         c2.REASON_SLIPS,
         [
-            (lambda *case: "stop" if case[0][-1] == case[2] else None, "None for all 25 inputs"),
+            (lambda *case: "stop" if case[0][-1] == case[2] else None, "None for all 26 inputs"),
             (lambda ids, text, eos, stop, limit: stop[0] in text, "raised IndexError"),
             (but("why_finished", lambda reason: reason and reason.upper()), "'STOP'"),
             (why(NEWEST, "any(i in eos_ids for i in new_ids[:-1])"), ""),

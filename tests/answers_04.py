@@ -610,7 +610,7 @@ EXERCISES: dict[str, Exercise] = {
         ),
         [
             (lambda gpu: lambda lens: lens, "asked  step([3, 5])"),
-            (lambda gpu: lambda lens: None, "step returns None: does it end with"),
+            (lambda gpu: lambda lens: None, "step returns None: does every way"),
             (lambda gpu: (step_that_keeps(gpu), 0), "must return the function step(new_lens)"),
             (
                 lambda gpu: (step_that_keeps(gpu), step_that_keeps(gpu))[1],

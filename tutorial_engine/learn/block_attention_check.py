@@ -110,7 +110,7 @@ BLOCK_SLIPS: Slips = {
         as if a block had as many slots as k_pool has blocks
     total * correction + → total +
     out * correction + → out +
-        neither l nor acc is corrected when a larger score comes
+        l and acc stay as they are when a larger score comes: the factor is 1
     max(largest, float(scores.max())) → float(scores.max())
     total * correction + → total +
     out * correction + → out +

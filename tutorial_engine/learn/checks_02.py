@@ -796,6 +796,7 @@ ENDINGS: Sequence[tuple[list[int], str, tuple[int, ...], tuple[str, ...], int]] 
     (TWO, TEXT, EOS_IDS, ("anna",), 8),  # large and small letters differ
     ([*[5] * 7, 0], TEXT, EOS_IDS, (), 8),  # stop wins over length
     ([5] * 8, TEXT, EOS_IDS, ("coat",), 8),  # for stop strings as well
+    ([5] * 8, TEXT, EOS_IDS, ("kite",), 8),  # there are stop strings, and none of them came
 )
 
 

@@ -38,7 +38,7 @@ def _asked(function: Callable[..., object], *case: Any) -> object:
     answer = function(*case)
     if answer is None and not has_gap(function):
         name = getattr(function, "__name__", "it")
-        why = f"{name}({told}) returns None: does it end with `return`?"
+        why = f"{name}({told}) returns None: does every way through it end with a `return`?"
         raise Told(Verdict(False, why))
     return answer
 

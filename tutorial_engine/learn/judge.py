@@ -183,7 +183,9 @@ def _message(
 ) -> str:
     """What is wrong, in the first line if a line is enough for it; then the input and the facts."""
     slip, mark, code = slip.partition(CODE)
-    lines = [f"{name}: {slip} (all {count} of your answers fit this)"] if slip else []
+    lines = [f"your {name}: {slip} (this explains all {count} of your answers)"] if slip else []
+    if slip:
+        facts = {one: facts[one] for one in ("yours", "expected")}
     written = {one: in_a_line(value) for one, value in (inputs | facts).items()}
     given = ", ".join(f"{one} {written[one]}" for one in inputs)
     short = f"gives {written['yours']} for {given}; expected {written['expected']}"

@@ -156,7 +156,8 @@ def _open_ones_called_by(function: object) -> list[str]:
 def must_answer(name: str, value: object, function: object) -> None:
     """Ends the check of a function that returned nothing: not done yet, or forgotten."""
     if value is None or value is Ellipsis:
-        forgotten = Verdict(False, f"{name} returns None: does it end with `return`?")
+        why = "does every way through it end with a `return`?"
+        forgotten = Verdict(False, f"{name} returns None: {why}")
         raise Told(still_a_gap(name) if has_gap(function) else forgotten)
 
 
