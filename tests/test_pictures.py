@@ -366,7 +366,9 @@ VIEWS: dict[str, Callable[[], View]] = {
         1e10, 1e11, [("decode", 0.5, 2.5e9), ("$prefill$", 40.0, 8e10)]
     ),
     "draws": lambda: viz.draws_picture(["a", "b", "$a$", "b"], ["<s>", "<s>", "<s>"]),
-    "margins": lambda: viz.margins_picture([0.1, 2, 40, 50], {"fp32": 2**-16, "bf16": 1}),
+    "margins": lambda: viz.margins_picture(
+        [viz.Lead(["a", "$b$"], [6.24, 6.16]), viz.Lead(["<s>", "·"], [8.83, 8.82])]
+    ),
     # explorers: every step, and the largest of each
     **{f"explorer: {name}": lambda n=name: explored(n) for name in MAKE},
     **{f"largest: {name}": lambda n=name: largest(n) for name in LARGEST},

@@ -26,9 +26,9 @@ __getattr__, __all__ = hands_out(
         "chrome": "to_chrome",
         "conversation": "Conversation",
         "dial": "sharing, sweep_block_sizes, table as dial_table",
-        "hf": "OurCache, run_transformers, run_transformers_from",
+        "hf": "OurCache, run_transformers",
         "hit_rate": "BEGINS, EVICTED, NOT_YET, RUNNING, SALT, SHORT, cases",
-        "kv_edit": "Exchange, continued, edited_paths, memory_of",
+        "kv_edit": "Exchange, continued, memory_of",
         "layouts": "layouts as kv_layouts",
         "ledger": (
             "batched_paths, engine_paths, in_place_paths, layer_paths, ledger as equality_ledger, "

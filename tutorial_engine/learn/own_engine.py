@@ -248,13 +248,6 @@ class OwnEngine(PartsHolder):
 
         return run
 
-    def moved_to(self, model: CausalLM) -> "OwnEngine":
-        """The learner's parts over another model's weights; it must have the same vocabulary."""
-        moved = OwnEngine(model, self.tokenizer, cached=True)
-        moved.parts.own |= self.parts.own
-        moved.cache_part = self.cache_part
-        return moved
-
     def generate(
         self,
         prompt: str,
@@ -329,7 +322,9 @@ class OwnEngine(PartsHolder):
         self.generate(prompt, params, on_token=show)
         print(text[shown:])
 
-    def hear(self, prompt: str, **parts: Callable[..., Any]) -> None:
+    def hear(
+        self, prompt: str, params: SamplingParams | None = None, **parts: Callable[..., Any]
+    ) -> None:
         """Print the story that these functions tell, past every check; none stays in the model.
 
         They are named as the parts are: `hear(PROMPT, rope=rope)`. ValueError for another name. Of
@@ -344,7 +339,7 @@ class OwnEngine(PartsHolder):
             return
         try:
             with self.trying(parts):
-                print(prompt + self.story(prompt))
+                print(prompt + self.generate(prompt, params).checker.text)
         except Exception as error:  # nobody has checked what runs here
             print(f"✘ {error}")
 

@@ -46,7 +46,7 @@ __getattr__, __all__ = hands_out(
         "real_plots": "first_slot_picture, first_tokens_picture, losses_picture",
         "rope_explorer": "RopeExplorer",
         "sampling_explorer": "SamplingExplorer",
-        "sampling_plots": "draws_picture, margins_picture",
+        "sampling_plots": "Lead, draws_picture, margins_picture",
         "scheduler_explorer": "SchedulerExplorer",
         "serving_plots": "itl_over_time, sweep, throughput_latency",
         "shapes": "meta_shape_walk, shape_walk, walk_table",
