@@ -554,6 +554,10 @@ REFUSED: list[tuple[str, Callable[[], object]]] = [
     ("layer 4 is outside the 4", lambda: projection(4)),
     (r"v must be \[3, 2\].*got \[2, 2\]", lambda: viz.three_token_picture(Q, K, V[:2])),
     ("do not take the two steps", lambda: induction("Mimo")),
+    (
+        "of 1 places 0 are ties, 1 nearly",
+        lambda: viz.margins_picture([viz.Lead("ab", [6.24, 6.16])]),
+    ),
     (r"0 .. 3 and heads 0 .. 5; got layer 4, head 0", lambda: recorded_softmax(layer=4)),
     (r"the model has room for \d+. Shorten", lambda: explore(SamplingExplorer, "Anna " * 9999)),
     ("a list of 1 to 3 prompts", lambda: explore(CacheExplorer, ["A"] * 4)),

@@ -34,7 +34,7 @@ print([len(ids) for ids in prompts], "tokens")
 #
 # A cache is the model's memory of a text: a key (K) and a value (V) for each token, in each layer. The place of a token
 # is its *slot*. Below are the memories of two texts that differ in one token, in slot 1. Its K and V, in the
-# last layer only, were copied to the upper memory, and now the story uses the other name. You will do this in section 4.
+# last layer only, were copied to the upper memory, and the story uses the other name. You will do this in section 4.
 
 # %% tags=["figure-transplant"]
 from tutorial_engine.viz import transplant_picture
@@ -1014,9 +1014,10 @@ for name, store in stores.items():
     print(f"{name}: {vectors * size:4} bytes a token, {error}, {same} of 8 texts the same")
 
 # %% [markdown]
-# int8 takes little more than a quarter of the bytes, and costs hardly anything here. With fewer bits the texts change.
+# int8 takes little more than a quarter of fp32's bytes, and its logits are hardly off. With int4 they are off by more
+# than 1, and these texts still stay. With int2 nearly all change.
 # Smaller is not always faster: the numbers have to be turned back before attention uses them
-# ([measured with fp8](https://github.com/vllm-project/vllm/issues/42058), also 1 byte, in vLLM 0.26).
+# ([measured in vLLM 0.26](https://github.com/vllm-project/vllm/issues/42058)).
 
 # %% [markdown]
 # ## 10 · What it saves in time
@@ -1174,8 +1175,7 @@ for name, work in cases.items() if chosen else ():
     each = 1000 * took[name] / (work.num_seqs * work.new)
     print(f"{name:20} took {took[name]:.2g} s, {each:4.1f} ms a token")
 if chosen:
-    more = [took[f"decode, {n} sequence{s}"] for n, s in ((8, "s"), (1, ""))]
-    print(f"8 sequences: 8 times the FLOPs of one, {more[0] / more[1]:.1f} times its time")
+    print(f"8 sequences: 8 times the FLOPs of one, {8 * part:.1f} times its time")
 roofline_picture(bandwidth, peak, points) if chosen else None
 
 # %% [markdown]
@@ -1185,7 +1185,7 @@ roofline_picture(bandwidth, peak, points) if chosen else None
 #
 # So every server decodes many sequences at once. Eight new tokens of one sequence are as cheap, and *speculative decoding*
 # uses this: a fast program proposes tokens, and one forward of the model checks them. (A small product
-# often stays below the roof: it does not reach the bandwidth of one long read.)
+# often does not reach the bandwidth of one long read.)
 
 # %% tags=["nbval-ignore-output"]
 from tutorial_engine.lab import weight_bytes
@@ -1626,7 +1626,7 @@ if predictions.reveal("race", (long > 0.8 * short) + (long > 1.25 * short)):
 # The short prompt gains less: over few tokens most of the time goes into starting operations (section 10).
 
 # %% [markdown]
-# And this is the story. Hugging Face's `generate` must write the same tokens.
+# Hugging Face's `generate` must write the same story, token by token.
 
 # %%
 mine.tell(PROMPTS[0], whole)

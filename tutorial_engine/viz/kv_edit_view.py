@@ -243,8 +243,8 @@ def readers_picture(labels: Sequence[str], layers: int) -> Picture:
         (x0, y0, w, _), (x, y, _, h) = place(layer - 1, new), place(layer, top)
         ends = [(x0 + w / 2, y0), (x + w / 2 + 24, y + h)]
         sheet.arrow(f"forbidden.{layer}", ends, look(1).colour, 1.4, stroke_dasharray="5 4")
-        middle = ((ends[0][0] + ends[1][0]) / 2, (ends[0][1] + ends[1][1]) / 2 + 6)
-        sheet.text(f"forbidden.{layer}.mark", *middle, "✕", 18, fill=INK, **CENTRE, **BOLD)
+        x, y = (sum(both) / 2 for both in zip(*ends, strict=True))
+        sheet.text(f"forbidden.{layer}.mark", x, y + 6, "✕", 18, **CENTRE, **BOLD)
     for layer in range(layers):
         sheet.note(f"layer.{layer}", MARGIN, low - tall * layer + 19, f"layer {layer}", 13)
         for token, label in enumerate(labels):

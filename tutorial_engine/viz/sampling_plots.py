@@ -89,8 +89,8 @@ def margins_picture(leads: Sequence[Lead]) -> Picture:
     count = sum(len({*lead.rounded}) == 1 for lead in leads)
     return finish(
         figure,
-        "Lines: all numbers that bf16 has there. Dots: the two best logits; arrows: where bf16 "
-        f"stores them. At {count} of {len(leads):,} tokens both come to the same line.",
+        "Lines: all numbers that bf16 has there. Dot and square: the two best logits. Arrows: "
+        f"where it stores them. At {count} of {len(leads):,} tokens both come to the same line.",
     )
 
 
@@ -110,8 +110,10 @@ def _on_the_numbers(ax: Axes, lead: Lead, gap: float) -> None:
             arrowprops={"arrowstyle": "-|>", "color": colour, "linewidth": 1.6},
         )  # fmt: skip
         ax.plot(logit, 0.72, "o" if best else "s", color=colour, markersize=7)
-        side = {"ha": "left", "xytext": (7, 2)} if best else {"ha": "right", "xytext": (-7, 2)}
-        ax.annotate(label, (logit, 0.72), textcoords="offset points", color=colour, **side)
+        ax.annotate(
+            label, (logit, 0.72), (7 if best else -7, 2), textcoords="offset points",
+            color=colour, ha="left" if best else "right",
+        )  # fmt: skip
     ax.set(xlim=((low - 0.5) * gap, (low + 7.5) * gap), ylim=(0, 1), yticks=[])
     ax.spines["left"].set_visible(False)
 
