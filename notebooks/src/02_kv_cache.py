@@ -1087,7 +1087,7 @@ for n in (10, 100, 900):
         print(f"prompt of {n:3}, {name:10}: TTFT {ttft:6.1f} ms, TPOT {tpot:6.1f} ms")
 
 # %% [markdown]
-# The cache does not shorten TTFT: the prompt has to run once in both cases. It shortens TPOT: without it, every later token costs a forward over the whole text.
+# The cache does not shorten TTFT: the prompt has to run once in both cases. (What differs is noise.) It shortens TPOT: without it, every later token costs a forward over the whole text.
 
 # %% [markdown]
 # ## 11 · What bounds a forward: the roofline
