@@ -381,6 +381,19 @@ def test_a_wrong_part_can_be_heard_and_does_not_stay(
         mine.hear(PROMPT, my_rope=own.rope)
 
 
+def test_a_wrong_cache_is_heard_whichever_cache_runs(
+    cached: OwnEngine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    right = PROMPT + cached.generate(PROMPT).checker.text
+    cached.use(RIGHT["MyStaticCache"], passes)
+    forgets = type("MyCache", (), {"update": lambda self, layer, k, v, batch: [(k, v)]})
+    cached.hear(PROMPT, MyCache=forgets)
+    cached.hear(PROMPT)
+    heard, after = capsys.readouterr().out.splitlines()
+    assert heard.startswith(PROMPT) and heard != right == after
+    assert cached.cache_part == "MyStaticCache" and "MyCache" not in cached.parts.own
+
+
 # -- what was written in an earlier notebook -----------------------------------------------------
 
 NOTEBOOKS = {name[:2]: name for name in sources()}

@@ -1016,8 +1016,8 @@ for name, store in stores.items():
 # %% [markdown]
 # int8 takes little more than a quarter of fp32's bytes, and its logits are hardly off. With int4 they are off by more
 # than 1, and these texts still stay. With int2 nearly all change.
-# Smaller is not always faster: the numbers have to be turned back before attention uses them
-# ([measured in vLLM 0.26](https://github.com/vllm-project/vllm/issues/42058)).
+# Smaller is not always faster ([measured with fp8 in vLLM 0.26](https://github.com/vllm-project/vllm/issues/42058)): the
+# numbers must be turned back before attention uses them.
 
 # %% [markdown]
 # ## 10 · What it saves in time

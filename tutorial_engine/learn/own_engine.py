@@ -346,11 +346,13 @@ class OwnEngine(PartsHolder):
     @contextmanager
     def trying(self, parts: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
         """Inside the block these functions run as parts, past every check."""
-        mine, tried = self.parts.own, {**self.parts.own, **parts}
+        mine, cache_part = self.parts.own, self.cache_part
+        tried = {**mine, **parts}
         if {"project", "rope"} & {*parts} and "layer" not in parts:
             tried.pop("layer", None)  # the learner's calls its own ones, past these
         self.parts.own = tried
+        self.cache_part = next((name for name in parts if name in CACHES), cache_part)
         try:
             yield
         finally:
-            self.parts.own = mine
+            self.parts.own, self.cache_part = mine, cache_part
