@@ -98,17 +98,17 @@ def test_all_of_the_learners_parts_run_in_a_model_of_another_size(
     config = replace(cached.package.config, num_hidden_layers=2, **sizes)
     other = CausalLM(config).draw_weights().requires_grad_(False).eval()
     drawn = SamplingParams(max_tokens=8, temperature=1.0, top_p=0.9, seed=3)
-    assert "yours: none yet" in told(cached.moved_to(other), capsys, PROMPT, drawn)
+    big = OwnEngine(other, cached.tokenizer, cached=True)
+    assert "yours: none yet" in told(big, capsys, PROMPT, drawn)
     for name, part in RIGHT.items():
-        cached.use(part, CHECKS[name])
-    said = told(cached.moved_to(other), capsys, PROMPT, drawn)
+        big.use(part, CHECKS[name])
+    said = told(big, capsys, PROMPT, drawn)
     line = said.split("yours: ")[1].splitlines()[0]
     assert all(f"{name} (" in line for name in {*PARTS} - {"MyCache"})
     assert "the package's" not in line and "MyCache" not in line, "the later cache runs"
-    cached.parts.own["kv_head"] = lambda h, num_heads, num_kv_heads: h // 3  # 6 to 2 heads only
-    said = told(cached.moved_to(other), capsys, PROMPT, drawn)
+    big.parts.own["kv_head"] = lambda h, num_heads, num_kv_heads: h // 3  # 6 to 2 heads only
+    said = told(big, capsys, PROMPT, drawn)
     assert "The package's kv_head runs in its place." in said
-    assert "kv_head" in cached.parts.own, "it stays where it is right"
 
 
 def test_learners_top_p_decides(cached: OwnEngine) -> None:
@@ -369,14 +369,29 @@ def test_a_wrong_part_can_be_heard_and_does_not_stay(
     for part in (RIGHT[name], wrong[name], raises_at(1, RIGHT[name])):
         mine.hear(PROMPT, **{name: part})
     mine.hear(PROMPT, **{name: lambda *_: ...})
-    right, other, raised, untouched = capsys.readouterr().out.splitlines()
+    mine.hear(PROMPT, SamplingParams(max_tokens=2), **{name: RIGHT[name]})
+    right, other, raised, untouched, short = capsys.readouterr().out.splitlines()
     assert right == PROMPT + mine.generate(PROMPT).checker.text
+    assert len(PROMPT) < len(short) < len(right) and right.startswith(short)
     assert other.startswith(PROMPT) and other != right
     assert raised.startswith(f"✘ your {name} raised KeyError")
     assert untouched == f"☐ not done yet: the body of {name} is still `...`"
     assert mine.parts.own == {"layer": own.layer}
     with pytest.raises(ValueError, match="no parts of the engine"):
         mine.hear(PROMPT, my_rope=own.rope)
+
+
+def test_a_wrong_cache_is_heard_whichever_cache_runs(
+    cached: OwnEngine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    right = PROMPT + cached.generate(PROMPT).checker.text
+    cached.use(RIGHT["MyStaticCache"], passes)
+    forgets = type("MyCache", (), {"update": lambda self, layer, k, v, batch: [(k, v)]})
+    cached.hear(PROMPT, MyCache=forgets)
+    cached.hear(PROMPT)
+    heard, after = capsys.readouterr().out.splitlines()
+    assert heard.startswith(PROMPT) and heard != right == after
+    assert cached.cache_part == "MyStaticCache" and "MyCache" not in cached.parts.own
 
 
 # -- what was written in an earlier notebook -----------------------------------------------------

@@ -374,7 +374,9 @@ VIEWS: dict[str, Callable[[], View]] = {
         1e10, 1e11, [("decode", 0.5, 2.5e9), ("$prefill$", 40.0, 8e10)]
     ),
     "draws": lambda: viz.draws_picture(["a", "b", "$a$", "b"], ["<s>", "<s>", "<s>"]),
-    "margins": lambda: viz.margins_picture([0.1, 2, 40, 50], {"fp32": 2**-16, "bf16": 1}),
+    "margins": lambda: viz.margins_picture(
+        [viz.Lead(["a", "$b$"], [6.24, 6.16]), viz.Lead(["<s>", "·"], [8.83, 8.82])]
+    ),
     # explorers: every step, and the largest of each
     **{f"explorer: {name}": lambda n=name: explored(n) for name in MAKE},
     **{f"largest: {name}": lambda n=name: largest(n) for name in LARGEST},
@@ -562,6 +564,10 @@ REFUSED: list[tuple[str, Callable[[], object]]] = [
     ("room for 1 or 2 runs, got 0", lambda: patched({})),
     ("query 3 must stand after key 3", lambda: viz.reach_picture(LABELS, [(3, 3)], 8)),
     ("do not take the two steps", lambda: induction("Mimo")),
+    (
+        "of 1 places 0 are ties, 1 nearly",
+        lambda: viz.margins_picture([viz.Lead("ab", [6.24, 6.16])]),
+    ),
     (r"0 .. 3 and heads 0 .. 5; got layer 4, head 0", lambda: recorded_softmax(layer=4)),
     (r"the model has room for \d+. Shorten", lambda: explore(SamplingExplorer, "Anna " * 9999)),
     ("a list of 1 to 3 prompts", lambda: explore(CacheExplorer, ["A"] * 4)),

@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from tutorial_engine.lab.conversation import Conversation
     from tutorial_engine.lab.dial import sharing, sweep_block_sizes
     from tutorial_engine.lab.dial import table as dial_table
-    from tutorial_engine.lab.hf import OurCache, run_transformers, run_transformers_from
+    from tutorial_engine.lab.hf import OurCache, run_transformers
     from tutorial_engine.lab.hit_rate import BEGINS, EVICTED, NOT_YET, RUNNING, SALT, SHORT, cases
-    from tutorial_engine.lab.kv_edit import Exchange, continued, edited_paths, memory_of
+    from tutorial_engine.lab.kv_edit import Exchange, continued, memory_of
     from tutorial_engine.lab.layouts import layouts as kv_layouts
     from tutorial_engine.lab.ledger import (
         batched_paths,
@@ -114,7 +114,6 @@ __all__ = [
     "count_launches",
     "count_operations",
     "dial_table",
-    "edited_paths",
     "engine_paths",
     "equality_ledger",
     "first_slot",
@@ -141,7 +140,6 @@ __all__ = [
     "recorded_run",
     "residual_stream",
     "run_transformers",
-    "run_transformers_from",
     "serve",
     "serve_again",
     "sharing",

@@ -4,12 +4,12 @@ Knows transformers' cache interface and ours. The only module, beside the benchm
 transformers. Shapes: B rows, H_kv key/value heads, n new tokens, D head_dim.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import Cache, DynamicCache
+from transformers import Cache
 from transformers.cache_utils import CacheLayerMixin
 
 from tutorial_engine.cache.rows import StaticKVCache
@@ -57,31 +57,6 @@ def run_transformers(
             chunk = request.token_ids[start : start + (chunk_size or request.num_new_tokens)]
             logits, pasts[name] = _forward(model, chunk, pasts[name], use_cache)
             request.num_computed_tokens += len(chunk)
-        return logits
-
-    return lambda requests: torch.stack([run_alone(request) for request in requests])
-
-
-def run_transformers_from(
-    model: Any, memory_of: Callable[[Sequence[int]], Mapping[int, tuple[Tensor, Tensor]]]
-) -> Run:
-    """As `run_transformers` with its DynamicCache, which begins with a memory made elsewhere.
-
-    `memory_of` makes it for a prompt without its last token: layer → K, V [n, H_kv, D].
-    """
-    pasts: dict[str, Any] = {}
-
-    def run_alone(request: Request) -> Tensor:
-        name = request.request_id
-        if name not in pasts:
-            pasts[name], ids = DynamicCache(), request.token_ids[:-1]
-            for layer, pair in memory_of(ids).items():
-                k, v = (x.transpose(0, 1)[None] for x in pair)  # [1, H_kv, n, D]
-                pasts[name].update(k, v, layer)
-            request.num_computed_tokens = len(ids)
-        new = request.token_ids[request.num_computed_tokens :]
-        logits, pasts[name] = _forward(model, new, pasts[name], True)
-        request.num_computed_tokens += len(new)
         return logits
 
     return lambda requests: torch.stack([run_alone(request) for request in requests])

@@ -1,24 +1,18 @@
 """A cached memory that one edits: K or V of some slots exchanged with those of another text.
 
-The same edit in each memory: rows, pages, cells, growing tensors, and none at all (hf.py has
-transformers' cache). Knows caches and runners from outside. Shapes: n tokens, H_kv, D.
+Knows caches and runners from outside. Shapes: n tokens, H_kv, D.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from tutorial_engine.cache.cells import CellKVCache
-from tutorial_engine.cache.memory import KVMemory
-from tutorial_engine.cache.paged import PagedKVCache
-from tutorial_engine.cache.rows import GrowingKVCache, StaticKVCache
-from tutorial_engine.cache.storage import KVStorage
+from tutorial_engine.cache.rows import GrowingKVCache
 from tutorial_engine.engine.request import Request
 from tutorial_engine.engine.runner import Run, run_with_cache
-from tutorial_engine.lab.ledger import REFERENCE, LedgerPath, loop_path
+from tutorial_engine.lab.ledger import loop_path
 from tutorial_engine.model.attention import NoCache, SdpaAttention
 from tutorial_engine.model.batch import Batch
 from tutorial_engine.model.decoder import CausalLM
@@ -96,45 +90,13 @@ def continued(
     model: CausalLM, token_ids: Sequence[int], edit: Callable[[KV], KV], num_tokens: int
 ) -> list[int]:
     """The greedy tokens after a prompt whose memory, all but its last token, was edited."""
-    path = loop_path(lambda _: _over(model, GrowingKVCache(), edit))
+    path = loop_path(lambda _: _over(model, edit))
     return path([list(token_ids)], num_tokens)[0].argmax(-1).tolist()
 
 
-def edited_paths(model: CausalLM, exchange: Exchange, max_len: int = 128) -> dict[str, LedgerPath]:
-    """Name → path over a memory that was edited before the prompt's last token runs.
-
-    The reference has no cache: it gives the edited K and V to attention in every forward.
-    ValueError unless the edit is in the last layer alone: below it, what was computed from the old
-    K and V stays in the cache.
-    """
-    last = model.config.num_hidden_layers - 1
-    if [*exchange.layers] != [last]:
-        raise ValueError(
-            f"layers {[*exchange.layers]}: only an edit of layer {last} has one answer"
-        )
-    place: Any = {"dtype": model.dtype, "device": model.device}
-
-    def rows() -> KVMemory:
-        return StaticKVCache.from_config(model.config, max_len=max_len, **place)
-
-    def pages() -> KVMemory:
-        blocks: Any = {"block_size": 4, "num_blocks": -(-max_len // 4)}
-        return PagedKVCache.from_config(model.config, **blocks, **place)
-
-    def cells() -> KVMemory:
-        return CellKVCache.from_config(model.config, max_len, **place)
-
-    return {
-        REFERENCE: loop_path(lambda _: _without_cache(model, exchange)),
-        "torch.cat cache": loop_path(lambda _: _over(model, GrowingKVCache(), exchange)),
-        "rows": loop_path(lambda _: _over(model, rows(), exchange)),
-        "pages, blocks of 4": loop_path(lambda _: _over(model, pages(), exchange)),
-        "cells": loop_path(lambda _: _over(model, cells(), exchange)),
-    }
-
-
-def _over(model: CausalLM, cache: KVMemory, edit: Callable[[KV], KV]) -> Run:
+def _over(model: CausalLM, edit: Callable[[KV], KV]) -> Run:
     """Runs over a cache that gets the edited memory of a prompt before the prompt's last token."""
+    cache = GrowingKVCache()
     run = run_with_cache(model, cache)
 
     def run_edited(requests: Sequence[Request]) -> Tensor:
@@ -146,33 +108,13 @@ def _over(model: CausalLM, cache: KVMemory, edit: Callable[[KV], KV]) -> Run:
     return run_edited
 
 
-def _put(cache: KVMemory, request: Request, kv: KV) -> None:
+def _put(cache: GrowingKVCache, request: Request, kv: KV) -> None:
     """Write a memory into a cache, as if its tokens had run there."""
     name, ids, count = request.request_id, request.token_ids, len(kv[0][0])
     room = cache.allocate(name, ids, 0, count)
     assert room is not None, "the cache is made for this sequence"
     batch = Batch.from_allocations([ids[:count]], [room], [name], kv[0][0].device)
     for layer, pair in kv.items():
-        if isinstance(cache.storage, KVStorage):
-            assert batch.slot_mapping is not None, "an allocation has slots"
-            cache.storage.write_slots(layer, batch.slot_mapping, *pair)
-        else:
-            cache.storage.write(layer, *pair, batch)
+        cache.storage.write(layer, *pair, batch)
     cache.commit(name, ids, count)
     request.num_computed_tokens = count
-
-
-def _without_cache(model: CausalLM, exchange: Exchange) -> Run:
-    """Runs all tokens each time; attention gets the exchanged K and V."""
-
-    class Exchanged(NoCache):
-        def write(self, layer: int, k: Tensor, v: Tensor, batch: Batch) -> None:
-            super().write(layer, *exchange.of_layer(layer, k, v), batch)
-
-    @torch.inference_mode()
-    def run(requests: Sequence[Request]) -> Tensor:
-        (request,) = requests
-        batch = Batch.from_sequences([request.token_ids], device=model.device)
-        return model.compute_logits(model(batch, SdpaAttention(Exchanged()))[-1:])
-
-    return run

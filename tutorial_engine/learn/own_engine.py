@@ -248,13 +248,6 @@ class OwnEngine(PartsHolder):
 
         return run
 
-    def moved_to(self, model: CausalLM) -> "OwnEngine":
-        """The learner's parts over another model's weights; it must have the same vocabulary."""
-        moved = OwnEngine(model, self.tokenizer, cached=True)
-        moved.parts.own |= self.parts.own
-        moved.cache_part = self.cache_part
-        return moved
-
     def generate(
         self,
         prompt: str,
@@ -329,7 +322,9 @@ class OwnEngine(PartsHolder):
         self.generate(prompt, params, on_token=show)
         print(text[shown:])
 
-    def hear(self, prompt: str, **parts: Callable[..., Any]) -> None:
+    def hear(
+        self, prompt: str, params: SamplingParams | None = None, **parts: Callable[..., Any]
+    ) -> None:
         """Print the story that these functions tell, past every check; none stays in the model.
 
         They are named as the parts are: `hear(PROMPT, rope=rope)`. ValueError for another name. Of
@@ -344,18 +339,20 @@ class OwnEngine(PartsHolder):
             return
         try:
             with self.trying(parts):
-                print(prompt + self.story(prompt))
+                print(prompt + self.generate(prompt, params).checker.text)
         except Exception as error:  # nobody has checked what runs here
             print(f"✘ {error}")
 
     @contextmanager
     def trying(self, parts: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
         """Inside the block these functions run as parts, past every check."""
-        mine, tried = self.parts.own, {**self.parts.own, **parts}
+        mine, cache_part = self.parts.own, self.cache_part
+        tried = {**mine, **parts}
         if {"project", "rope"} & {*parts} and "layer" not in parts:
             tried.pop("layer", None)  # the learner's calls its own ones, past these
         self.parts.own = tried
+        self.cache_part = next((name for name in parts if name in CACHES), cache_part)
         try:
             yield
         finally:
-            self.parts.own = mine
+            self.parts.own, self.cache_part = mine, cache_part

@@ -76,7 +76,7 @@ if TYPE_CHECKING:
     from tutorial_engine.viz.request_plots import one_request
     from tutorial_engine.viz.rope_explorer import RopeExplorer
     from tutorial_engine.viz.sampling_explorer import SamplingExplorer
-    from tutorial_engine.viz.sampling_plots import draws_picture, margins_picture
+    from tutorial_engine.viz.sampling_plots import Lead, draws_picture, margins_picture
     from tutorial_engine.viz.scheduler_explorer import SchedulerExplorer
     from tutorial_engine.viz.serving_plots import itl_over_time, sweep, throughput_latency
     from tutorial_engine.viz.shapes import meta_shape_walk, shape_walk, walk_table
@@ -96,6 +96,7 @@ __all__ = [
     "ChatBox",
     "DialExplorer",
     "FactExplorer",
+    "Lead",
     "MemoryCalculator",
     "RopeExplorer",
     "SamplingExplorer",
