@@ -92,7 +92,7 @@ FREE = slips_of(
     free_queue[:] = → hashes.update(dict.fromkeys(hashes)); free_queue[:] =
         hashes {5: None, 2: None, 7: None}
     + with_hash → + with_hash; len(table) == 1 and free_queue.sort()
-        the table [3] was given back (none without a hash)
+        in random operations your free gives another answer
     """,
 )
 TAKE = slips_of(
@@ -108,7 +108,7 @@ TAKE = slips_of(
     hashes[block] is not None → True
         KeyError: None
     hashes[block] is not None → hashes[block] is not None and len(free_queue) < 5
-        tokens came
+        in random operations your take gives another answer
     """,
 )
 FIND = slips_of(
@@ -463,7 +463,10 @@ EXERCISES: dict[str, Exercise] = {
         [RIGHT["free"], free_by_emptying],
         {**FREE_SLIPS, **FREE},
         [
-            (lambda table, *rest: RIGHT["free"](table[:5], *rest), "left ref_cnt"),
+            (
+                lambda table, *rest: RIGHT["free"](table[:5], *rest),
+                "in random operations your free gives another",
+            ),
             (
                 lambda t, c, queue, h: (
                     RIGHT["free"](t, c, queue, h),

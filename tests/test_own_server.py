@@ -288,22 +288,22 @@ def numpy_plan(*case: Any) -> dict[str, Any]:
     return {name: np.int64(share) for name, share in PARTS_03["plan_step"](*case).items()}
 
 
+def visible_as_a_set(*case: Any) -> set[Any]:
+    return {np.int64(cell) for cell in RIGHT["visible"](*case)}
+
+
 def attention_in_place(q: Any, k: Any, v: Any, table: Any, n: int) -> Any:
     q *= 1.0
     return PARTS_04["block_attention"](q.double(), k.double(), v.double(), table, n)
 
 
-UNUSUAL: list[tuple[str, Any]] = [
+UNUSUAL: list[tuple[str, Any]] = [  # those that drive, and what is special in others
     ("plan_step", numpy_plan),
     ("num_tokens_to_run", lambda *case: torch.tensor(PARTS_03["num_tokens_to_run"](*case))),
-    ("ttft_and_tpot", lambda *case: torch.tensor(PARTS_03["ttft_and_tpot"](*case))),
-    ("slots", lambda *case: torch.tensor(PARTS_04["slots"](*case), dtype=torch.int64)),
-    ("allocate", lambda *case: np.int64(PARTS_04["allocate"](*case))),
     ("free", lambda *case: free_by_emptying(*case)),
     ("take", lambda *case: torch.tensor(take_by_popping(*case))),
-    ("find", lambda *case: torch.tensor(PARTS_05["find"](*case), dtype=torch.int64)),
     ("block_attention", attention_in_place),
-    ("visible", lambda *case: np.array(PARTS_04["visible"](*case), dtype=int)),
+    ("visible", visible_as_a_set),
 ]
 
 
@@ -387,50 +387,42 @@ def stale_take(queue: list[int], hash_of: dict[int, Any], cached: dict[Any, int]
     return block
 
 
+def leaves_hashes(queue: list[int], hash_of: dict[int, Any], cached: dict[Any, int]) -> int:
+    return RIGHT["take"](queue, dict(hash_of), cached)
+
+
 def the_first_gives_way(request: Any, running: Any, allocate: Any, preempt: Any) -> Any:
     while (slots := allocate(request)) is None:
         preempt(running[0])
     return slots
 
 
-WRONG: list[tuple[str, Any, str]] = [
+OTHER = "gives another answer for this input:"
+WRONG: list[tuple[str, Any, str]] = [  # those that drive; and each argument that a part changes
     ("plan_step", plan_with(lambda shares: None), "gave None, which no step can run"),
     ("plan_step", plan_with(lambda shares: shares | {"Z": 1}), "'Z': 1}, which no step can run"),
     ("plan_step", plan_with(lambda shares: {"A": 10, "B": 7}), "'B': 7}, which no step can run"),
     ("plan_step", lambda r, w, budget, most: {name: 1 for name, _ in [*w, *r]}, "and 2 may run, "),
     ("num_tokens_to_run", lambda n, done, left: n, "gave 10 for request A"),
-    ("ttft_and_tpot", lambda arrival, times: (0.0, 0.0), "gave [0.0, 0.0] for request"),
-    ("Fair", Stranger, "chose 'A': next_waiting must return one of the requests"),
-    ("num_blocks", lambda *case: 4, "gave 4: 60,000 bytes have room for 7"),
-    ("slots", lambda table, size, n: [0], "gave [0] for the table [0, 1] in blocks of 4"),
-    ("slots", lambda table, size, n: list(range(n)), "have other tokens than alone"),
-    (
-        "allocate",
-        lambda table, free, size, pos: pos,
-        "gave 0 for position 0, and left the table []",
-    ),
-    ("allocate", lambda t, f, s, p: t.append(f.pop(0)) or t[p // s] * s + p % s, "table [0, 1]: "),
-    (
-        "free",
-        lambda table, ref_cnt, queue, hashes: queue.extend(table),
-        "back, and left ref_cnt",
-    ),
-    ("free", lambda table, ref_cnt, queue, hashes: queue.extend(2 * table), "in some order"),
-    ("take", lambda queue, hash_of, cached: queue[0], "and left the free queue [0, 1"),
+    ("Fair", Stranger, "next_waiting gave 'A': it must return one of the requests"),
     ("slots_for", lambda request, running, allocate, preempt: None, "did not ask for its slots"),
     ("slots_for", the_first_gives_way, "who is not the last of running"),
-    ("take", stale_take, "the engine raised AssertionError: "),
-    (
-        "find",
-        lambda ids, s, hash_of, c: [hash_of(None, ids)],
-        "their beginning in the blocks []",
-    ),
-    ("find", lambda *case: [], "gave [] for"),
     ("block_attention", lambda q, k, v, t, n: k.mul_(2)[0, 0], "wrote to the pool"),
     ("block_attention", lambda q, k, v, t, n: v[t[0], 0], "A and B and C have other tokens"),
     ("block_attention", lambda q, k, v, t, n: v[t].mean((0, 1)), "have other tokens"),  # NaN
-    ("visible", lambda cells, seq, pos: [0], "gave 1 cells for sequence"),
-    ("visible", lambda cells, seq, pos: list(range(pos + 1)), "have other tokens than alone"),
+    ("ttft_and_tpot", lambda arrival, times: (0.0, 0.0), OTHER),
+    ("num_blocks", lambda *case: 4, OTHER),
+    ("slots", lambda table, size, n: list(range(n)), OTHER),
+    ("allocate", lambda t, *rest: RIGHT["allocate"](t.copy(), *rest), "your block_table "),
+    ("allocate", lambda t, free, *rest: RIGHT["allocate"](t, free.copy(), *rest), "your free_bl"),
+    ("free", lambda t, counts, *rest: RIGHT["free"](t, dict(counts), *rest), "your ref_cnt "),
+    ("free", lambda t, c, queue, h: RIGHT["free"](t, c, queue.copy(), h), "your free_queue "),
+    ("free", lambda t, c, q, h: (RIGHT["free"](t, c, q, h), h.clear()), "your hashes "),
+    ("take", lambda queue, hash_of, cached: queue[0], "your free_queue "),
+    ("take", leaves_hashes, "your hashes "),
+    ("take", stale_take, "your cached "),
+    ("find", lambda *case: [], OTHER),
+    ("visible", lambda cells, seq, pos: list(range(pos + 1)), OTHER),
 ]
 
 

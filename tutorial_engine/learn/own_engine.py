@@ -52,7 +52,7 @@ class OwnSampler(Sampler):
 
 
 class OwnChecker(StopChecker):
-    """A StopChecker in which the part `why_finished` decides. All text comes at the end."""
+    """A StopChecker beside which the part `why_finished` says when to end."""
 
     def __init__(
         self,
@@ -64,25 +64,14 @@ class OwnChecker(StopChecker):
         super().__init__(params, eos_token_ids, tokenizer)
         enders = (*(() if params.ignore_eos else eos_token_ids), *params.stop_token_ids)
         self._parts, self._eos_ids, self._ids = parts, enders, list[int]()
-        self._decode = tokenizer.decode
+        self._decode_all = tokenizer.decode
 
     def update(self, token_id: int) -> Finish | None:
         self._ids.append(token_id)
-        stop, text = self.params.stop, self._decode(self._ids)
-        reason = self._parts(
-            "why_finished", list(self._ids), text, self._eos_ids, stop, self.params.max_tokens
-        )
-        if reason is None and len(self._ids) < self.params.max_tokens:
-            return None
-        with self._parts.blamed("why_finished"):
-            if reason is None:
-                raise ValueError(f"it goes on after {len(self._ids)} tokens, max_tokens")
-            if reason not in ("stop", "length"):
-                raise ValueError(f'it returned {reason!r}, neither "stop" nor "length" nor None')
-        cuts = [at for at in (text.find(string) for string in stop) if at >= 0]
-        self._text = text[: min(cuts, default=len(text))]
-        self.end(Finish(reason))
-        return self.finish
+        text, params = self._decode_all(self._ids), self.params
+        state = list(self._ids), text, self._eos_ids, params.stop, params.max_tokens
+        self._parts.shadow("why_finished", *state)
+        return super().update(token_id)
 
 
 # -- what the notebooks use -----------------------------------------------------------------------
