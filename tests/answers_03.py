@@ -242,11 +242,12 @@ EXERCISES: dict[str, Exercise] = {
     "ShortestFirst": Exercise(
         c3.check_shortest,
         [
-            *(ShortestFirst, policy(by_loop), policy(leaves_a_list)),
+            *(ShortestFirst, policy(by_loop)),
         ],
         c3.SHORTEST_SLIPS,
         [
             (policy(lambda self: self.waiting[-1]), ""),
+            (policy(leaves_a_list), "self.waiting is a list now"),
             (policy(takes_it_out), "gave 'B': it must return one of the requests in self.waiting"),
             (policy(sorts_the_queue), "raised AttributeError"),
             (policy(lambda self: min(self.waiting)), "raised TypeError"),

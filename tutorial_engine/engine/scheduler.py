@@ -267,7 +267,7 @@ class Scheduler:
         self.memory.free(victim.request_id)
         victim.num_computed_tokens = 0
         self.running.remove(victim)
-        self.waiting.insert(0, victim)
+        self.waiting.appendleft(victim)
         self._record(events.Preempted, victim)
 
     def commit(self, scheduled: Sequence[ScheduledRequest]) -> None:

@@ -1,5 +1,6 @@
 """The checks of notebook 03, and what they know of usual mistakes."""
 
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from copy import deepcopy
@@ -413,6 +414,9 @@ def _watched(policy: type[Scheduler], turns: Turns, **attributes: object) -> typ
             policy.check_choice(self, request)
         except ValueError as error:
             raise ValueError(f"{error}; these waited: {_listed(turns[-1])}") from None
+        if not isinstance(self.waiting, deque):
+            kind = type(self.waiting).__name__
+            raise CannotBe(f"self.waiting is a {kind} now; it must stay a deque")
 
     methods = {"next_waiting": next_waiting, "check_choice": check_choice}
     return type(policy.__name__, (policy,), {**methods, **attributes})

@@ -9,24 +9,13 @@ import tomllib
 from html import escape
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NamedTuple
-
-
-class Piece(NamedTuple):
-    """One idea under four names; "" where an engine has no such thing of its own."""
-
-    ours: str  # room.module.name, below tutorial_engine
-    what: str  # it is, and the notebook that has it
-    vllm: str
-    sglang: str
-    llama_cpp: str
-
+from typing import Any
 
 DATA: dict[str, Any] = tomllib.loads(
     Path(__file__).with_suffix(".toml").read_text(encoding="utf-8")
 )
 VLLM, SGLANG, LLAMA_CPP = (DATA["versions"][name] for name in ("vllm", "sglang", "llama_cpp"))
-PIECES = [Piece(**row) for row in DATA["piece"]]
+BOXES = DATA["box"]
 
 
 def find(name: str) -> object:
@@ -43,12 +32,15 @@ class Names:
     """All pieces: what each is, and its names. A table in a notebook, else as text."""
 
     def __init__(self) -> None:
-        for piece in PIECES:
-            find(piece.ours)
+        for piece in DATA["piece"]:
+            find(piece["ours"])
         self.head = ("what it is (notebook)", "here", "vLLM", "SGLang", "llama.cpp")
         self.lines = [
-            (what, ours.split(".", 2)[2], *(name or "–" for name in theirs))
-            for ours, what, *theirs in PIECES
+            (
+                *(piece["what"], piece["ours"].split(".", 2)[2]),
+                *(piece[engine] or "–" for engine in DATA["versions"]),
+            )
+            for piece in DATA["piece"]
         ]
 
     def __repr__(self) -> str:
@@ -72,28 +64,13 @@ def names_elsewhere() -> Names:
     return Names()
 
 
-class Box(NamedTuple):
-    """One thing that engines do in different ways: in a sentence, then ours by name, then each."""
-
-    title: str
-    gist: str
-    piece: str  # room.module.name, below tutorial_engine
-    ours: str
-    vllm: str
-    sglang: str
-    llama_cpp: str
-
-
-BOXES = {name: Box(**row) for name, row in DATA["box"].items()}
-
-
 class Told:
     """A box to be shown: folded below its sentence in a notebook, in full as text."""
 
-    def __init__(self, box: Box) -> None:
-        self.title, self.gist = box.title + "." * (box.title[-1] != "?"), box.gist
-        who = (f"here ({box.piece})", VLLM, SGLANG, LLAMA_CPP)
-        self.engines = dict(zip(who, (box.ours, *box[4:]), strict=True))
+    def __init__(self, box: dict[str, str]) -> None:
+        self.title, self.gist = box["title"] + "." * (box["title"][-1] != "?"), box["gist"]
+        self.engines = {f"here ({box['piece']})": box["ours"]}
+        self.engines |= {version: box[engine] for engine, version in DATA["versions"].items()}
 
     def __repr__(self) -> str:
         lines = textwrap.wrap(f"In other engines today: {self.title} {self.gist}", 92)
@@ -121,5 +98,5 @@ def box(topic: str) -> Told:
     """
     if topic not in BOXES:
         raise ValueError(f"there is no box {topic!r}; there are {', '.join(BOXES)}")
-    find(BOXES[topic].piece)
+    find(BOXES[topic]["piece"])
     return Told(BOXES[topic])

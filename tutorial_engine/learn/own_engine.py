@@ -54,22 +54,15 @@ class OwnSampler(Sampler):
 class OwnChecker(StopChecker):
     """A StopChecker beside which the part `why_finished` says when to end."""
 
-    def __init__(
-        self,
-        params: SamplingParams,
-        eos_token_ids: Sequence[int],
-        tokenizer: Tokenizer,
-        parts: Parts,
-    ) -> None:
-        super().__init__(params, eos_token_ids, tokenizer)
-        enders = (*(() if params.ignore_eos else eos_token_ids), *params.stop_token_ids)
-        self._parts, self._eos_ids, self._ids = parts, enders, list[int]()
-        self._decode_all = tokenizer.decode
+    def __init__(self, parts: Parts, params: SamplingParams, *given: Any) -> None:
+        super().__init__(params, *given)
+        self._parts, self._ids = parts, list[int]()
 
     def update(self, token_id: int) -> Finish | None:
         self._ids.append(token_id)
-        text, params = self._decode_all(self._ids), self.params
-        state = list(self._ids), text, self._eos_ids, params.stop, params.max_tokens
+        assert self._tokenizer is not None, "the part looks at text"
+        text, enders = self._tokenizer.decode(self._ids), (*self._eos, *sorted(self._stop_ids))
+        state = list(self._ids), text, enders, self.params.stop, self.params.max_tokens
         self._parts.shadow("why_finished", *state)
         return super().update(token_id)
 
@@ -259,7 +252,7 @@ class OwnEngine(PartsHolder):
         params = SamplingParams(max_tokens=24) if params is None else params
         eos = self.model.config.eos_token_ids
         sampler = OwnSampler(params, eos, self.parts)
-        checker = OwnChecker(params, eos, self.tokenizer, self.parts)
+        checker = OwnChecker(self.parts, params, eos, self.tokenizer)
         ids = self.tokenizer.encode(prompt).ids
         request = Request("yours", ids, params, sampler=sampler, checker=checker)
         for _ in serve(self.runner(window, edit), [request]):

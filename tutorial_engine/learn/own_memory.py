@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from tutorial_engine.cache.blocks import BlockManager
-from tutorial_engine.cache.cell_table import SeqId
+from tutorial_engine.cache.cell_table import CellTable, SeqId
 from tutorial_engine.cache.cells import CellKVCache
 from tutorial_engine.cache.paged import PagedKVCache
 from tutorial_engine.cache.paged_attention import attend_in_blocks
@@ -259,24 +259,33 @@ class InBlocks:
 # -- cells made of parts ---------------------------------------------------------------------------
 
 
-class OwnCells(CellKVCache):
-    """A CellKVCache beside which the part `visible` says what new tokens may read.
+class OwnTable(CellTable):
+    """A CellTable beside which the part `visible` says what a query may attend to."""
 
-    NaN where nobody wrote.
-    """
+    parts: Parts
+
+    def visible(self, seq_id: SeqId, pos: int, window: int | None = None) -> list[int]:
+        if window is None and not self.parts.is_package("visible"):
+            held = map(self.__getitem__, range(self.num_cells))
+            cells = [(cell.pos, set(cell.owners)) for cell in held]
+            self.parts.shadow("visible", cells, seq_id, pos, read=in_any_order)
+        return super().visible(seq_id, pos, window)
+
+
+class OwnCells(CellKVCache):
+    """A CellKVCache that asks its table what new tokens may read. NaN where nobody wrote."""
 
     def __init__(self, parts: Parts, storage: KVStorage, *given: Any) -> None:
         super().__init__(storage, *given)
-        self.parts = parts
+        self.table = OwnTable(storage.num_slots)
+        self.table.parts = parts
         poison(storage)
 
     def allocate(
         self, seq_id: str, token_ids: Sequence[int], num_computed: int, num_new: int
     ) -> Allocation | None:
         allocation = super().allocate(seq_id, token_ids, num_computed, num_new)
-        if allocation is not None and not self.parts.is_package("visible"):
-            held = map(self.table.__getitem__, range(self.table.num_cells))
-            cells = [(cell.pos, set(cell.owners)) for cell in held]
+        if allocation is not None:
             last = allocation.first_position + len(allocation.new_slots) - 1
-            self.parts.shadow("visible", cells, seq_id, last, read=in_any_order)
+            self.table.visible(seq_id, last)
         return allocation

@@ -159,8 +159,8 @@ def listed(value: object) -> list[Any] | None:
     """The list that a value is: tuples, ranges, arrays and tensors are lists too. None if none."""
     if isinstance(value, list | tuple | range):
         return list(value)
-    plain = value.tolist() if hasattr(value, "tolist") else None
-    return plain if isinstance(plain, list) else None
+    items = value.tolist() if hasattr(value, "tolist") else None
+    return items if isinstance(items, list) else None
 
 
 def plain(value: Any) -> Any:
