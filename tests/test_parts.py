@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from tutorial_engine.learn.parts import PartFailed, Parts
+from tutorial_engine.learn.parts import PartFailed, Parts, PartsHolder
+from tutorial_engine.learn.verdict import Verdict
 
 
 def take(queue: list[int], n: int, names: dict[int, Any]) -> list[int]:
@@ -133,3 +134,48 @@ def test_an_answer_may_be_read_before_it_is_compared_and_an_error_of_ours_is_our
     assert shadowed(lambda n: [1, 2], lambda n: {2, 1}, 2, read=sorted) == [1, 2]
     with pytest.raises(ZeroDivisionError):
         Parts({"part": lambda: 1 // 0}).shadow("part")
+
+
+# -- what holds the parts -------------------------------------------------------------------------
+
+
+def one() -> int:
+    return 1
+
+
+def two() -> int:
+    return 2
+
+
+def three() -> int:
+    return 3
+
+
+@pytest.mark.parametrize("ok", [True, False, None])
+def test_a_part_runs_if_its_check_says_so_and_else_the_packages(ok: bool | None) -> None:
+    holder = PartsHolder({"one": one}, "engine")
+    holder.parts.own["one"] = two  # was right, is changed
+    verdict = Verdict(ok, "so")
+    whose = "Your" if ok else "The package's"
+    assert (
+        repr(holder.use(one, lambda _: verdict))
+        == f"{verdict}\n{whose} one runs in the engine now."
+    )
+    assert holder.parts.own == ({"one": one} if ok else {})
+
+
+def test_a_wrong_part_is_found_by_the_result_and_an_error_of_the_package_is_nobodys(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    holder = PartsHolder({"one": one, "two": two}, "engine")
+    holder.parts.own |= {"one": one, "two": three}
+
+    def run() -> int:
+        return holder.parts("one") + holder.parts("two")
+
+    assert holder.settle(run, lambda total: "" if total == 3 else "it is no 3.") == 3
+    said = "✘ With your two it is no 3.\n  The package's two runs in its place.\n"
+    assert capsys.readouterr().out == said and holder.parts.own == {"one": one}
+    with pytest.raises(ZeroDivisionError):
+        holder.settle(lambda: run() // 0, lambda _: "")
+    assert holder.parts.own == {"one": one}
