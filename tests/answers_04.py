@@ -158,6 +158,15 @@ def find_then_pop(tokens: list[int], size: int, hash_of: Function, cached: Cache
     return found  # type: ignore[no-any-return]
 
 
+def takes_only_its_own(queue: list[int], hashes: dict[int, Any], cached: Cached) -> int:
+    """Another block with the same hash, if there were one, would still be found."""
+    block = queue.pop(0)
+    if hashes[block] is not None and cached[hashes[block]] == block:
+        del cached[hashes[block]]
+    hashes[block] = None
+    return block
+
+
 def find_with_a_gap(tokens: list[int], size: int, *_: object) -> list[int]:
     for _ in range(size, len(tokens), size):
         ...
@@ -478,7 +487,7 @@ EXERCISES: dict[str, Exercise] = {
     ),
     "take": Exercise(
         learn.check_take,
-        [RIGHT["take"], take_by_popping, but("take", np.int64)],
+        [RIGHT["take"], take_by_popping, but("take", np.int64), takes_only_its_own],
         {**TAKE_SLIPS, **TAKE},
         [
             (

@@ -143,18 +143,10 @@ def one() -> int:
     return 1
 
 
-def two() -> int:
-    return 2
-
-
-def three() -> int:
-    return 3
-
-
 @pytest.mark.parametrize("ok", [True, False, None])
 def test_a_part_runs_if_its_check_says_so_and_else_the_packages(ok: bool | None) -> None:
     holder = PartsHolder({"one": one}, "engine")
-    holder.parts.own["one"] = two  # was right, is changed
+    holder.parts.own["one"] = one  # it was right, and is changed
     verdict = Verdict(ok, "so")
     whose = "Your" if ok else "The package's"
     assert (
@@ -167,8 +159,8 @@ def test_a_part_runs_if_its_check_says_so_and_else_the_packages(ok: bool | None)
 def test_a_wrong_part_is_found_by_the_result_and_an_error_of_the_package_is_nobodys(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    holder = PartsHolder({"one": one, "two": two}, "engine")
-    holder.parts.own |= {"one": one, "two": three}
+    holder = PartsHolder({"one": one, "two": lambda: 2}, "engine")
+    holder.parts.own |= {"one": one, "two": lambda: 3}
 
     def run() -> int:
         return holder.parts("one") + holder.parts("two")

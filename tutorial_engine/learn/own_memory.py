@@ -1,8 +1,7 @@
 """The learner's slots, eviction and attention in the real memory.
 
-The parts of notebooks 04 and 05 under the signatures of the exercises, and pages and cells that ask
-them.
-An exercise has plain lists and dicts: what the memory holds is turned into those, and back.
+The parts of notebooks 04 and 05 under the signatures of the exercises, and pages and cells beside
+which they run. An exercise has plain lists and dicts: what the memory holds is turned into those.
 """
 
 import math
@@ -179,7 +178,7 @@ class OwnBlocks(BlockManager):
 
 
 class OwnPages(PagedKVCache):
-    """A PagedKVCache of the parts. NaN where nobody wrote."""
+    """A PagedKVCache beside which the parts of its names run. NaN where nobody wrote."""
 
     def __init__(self, parts: Parts, storage: KVStorage, *given: Any, **options: Any) -> None:
         self.parts = parts

@@ -1,7 +1,8 @@
 """Which function runs for each part: the learner's, or the package's.
 
-`OwnEngine` (notebooks 01 and 02) and `OwnServer` (03 and 04) hold parts. One that raises, or with
-which the answers are others, is told and taken out, and the package's runs in its place.
+`OwnEngine` (notebooks 01 and 02) and `OwnServer` (03 to 05) hold parts. What a called part answers
+is what the engine does; a `shadow` runs beside the package's, with which the engine goes on. One
+that raises, or with which the answers are others, is told and taken out.
 """
 
 import inspect
