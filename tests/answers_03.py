@@ -247,11 +247,14 @@ EXERCISES: dict[str, Exercise] = {
         c3.SHORTEST_SLIPS,
         [
             (policy(lambda self: self.waiting[-1]), ""),
-            (policy(takes_it_out), "next_waiting took B out of self.waiting"),
             (policy(leaves_a_list), "self.waiting is a list now"),
+            (policy(takes_it_out), "gave 'B': it must return one of the requests in self.waiting"),
             (policy(sorts_the_queue), "raised AttributeError"),
             (policy(lambda self: min(self.waiting)), "raised TypeError"),
-            (policy(lambda self: sorted(self.waiting, key=id)), "next_waiting gave a list"),
+            (
+                policy(lambda self: sorted(self.waiting, key=id)),
+                "next_waiting gave [<tutorial_engine.",
+            ),
             (Sluggish, "unlike ours"),
             (ShortestFirst.next_waiting, "hand over the class"),
         ],
@@ -270,7 +273,7 @@ EXERCISES: dict[str, Exercise] = {
             ),
             (
                 policy(gives_none_if_nobody_is_late),
-                "None when these wait: s (4 tokens) for 0 s",
+                "gave None (is a `return` missing?): it",
             ),
             (policy(lambda self: self.now > 0.1), "raised TypeError"),
             (policy(eval("lambda self: self.now() > patience")), "name 'patience' is not defined"),

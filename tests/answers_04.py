@@ -87,7 +87,7 @@ FREE = slips_of(
     free_queue[:] = → hashes.update(dict.fromkeys(hashes)); free_queue[:] =
         hashes {5: None, 2: None, 7: None}
     + with_hash → + with_hash; len(table) == 1 and free_queue.sort()
-        the table [3] was given back (none without a hash)
+        in random operations your free gives another answer
     """,
 )
 TAKE = slips_of(
@@ -103,7 +103,7 @@ TAKE = slips_of(
     hashes[block] is not None → True
         KeyError: None
     hashes[block] is not None → hashes[block] is not None and len(free_queue) < 5
-        tokens came
+        in random operations your take gives another answer
     """,
 )
 FIND = slips_of(
@@ -151,6 +151,15 @@ def find_then_pop(tokens: list[int], size: int, hash_of: Function, cached: Cache
     if len(found) * size == len(tokens):
         found.pop()
     return found  # type: ignore[no-any-return]
+
+
+def takes_only_its_own(queue: list[int], hashes: dict[int, Any], cached: Cached) -> int:
+    """Another block with the same hash, if there were one, would still be found."""
+    block = queue.pop(0)
+    if hashes[block] is not None and cached[hashes[block]] == block:
+        del cached[hashes[block]]
+    hashes[block] = None
+    return block
 
 
 def find_with_a_gap(tokens: list[int], size: int, *_: object) -> list[int]:
@@ -436,7 +445,10 @@ EXERCISES: dict[str, Exercise] = {
         [RIGHT["free"], free_by_emptying],
         {**FREE_SLIPS, **FREE},
         [
-            (lambda table, *rest: RIGHT["free"](table[:5], *rest), "left ref_cnt"),
+            (
+                lambda table, *rest: RIGHT["free"](table[:5], *rest),
+                "in random operations your free gives another",
+            ),
             (
                 lambda t, c, queue, h: (
                     RIGHT["free"](t, c, queue, h),
@@ -448,7 +460,7 @@ EXERCISES: dict[str, Exercise] = {
     ),
     "take": Exercise(
         learn.check_take,
-        [RIGHT["take"], take_by_popping, but("take", np.int64)],
+        [RIGHT["take"], take_by_popping, but("take", np.int64), takes_only_its_own],
         {**TAKE_SLIPS, **TAKE},
         [
             (

@@ -15,7 +15,6 @@ import torch
 from tutorial_engine.cache.blocks import BlockManager
 from tutorial_engine.lab.beside_vllm import compare, read_runs, recorded_decisions, vllm_path
 from tutorial_engine.lab.ledger import REFERENCE, ledger, our_paths
-from tutorial_engine.learn.own_memory import free, take
 from tutorial_engine.learn.own_scheduler import num_tokens_to_run, plan_step
 from tutorial_engine.learn.own_server import OwnServer
 from tutorial_engine.model.checkpoint import load_model, load_tokenizer
@@ -76,13 +75,6 @@ def asks_who_waits_first(
     return plan_step(*turned, budget, max_num_seqs + len(running))
 
 
-def frees_at_the_end(
-    table: list[int], ref_cnt: dict[int, int], free_queue: list[int], names: dict[int, Any]
-) -> None:
-    """As `free`, but nobody is put in front."""
-    free(table, ref_cnt, free_queue, dict.fromkeys(names, "named"))
-
-
 def plans_nothing(*_: object) -> dict[str, int]:
     return {}
 
@@ -91,19 +83,6 @@ def server_with(memory: str, *parts: Callable[..., Any]) -> OwnServer:
     server = OwnServer(load_model(), load_tokenizer(), memory)
     server.parts.own |= {part.__name__: part for part in parts}
     return server
-
-
-def first_block_only(table: list[int], block_size: int, num_tokens: int) -> list[int]:
-    return [table[0] * block_size + p % block_size for p in range(num_tokens)]
-
-
-def leaves_the_old_name(
-    free_queue: list[int], names: dict[int, Any], cached: dict[Any, int]
-) -> int:
-    """As `take`, but a block is still found by what it had."""
-    block = take(free_queue, names, old := dict(cached))
-    cached |= {name: number for name, number in cached.items() if name not in old}
-    return block
 
 
 def first_gives_way(
@@ -117,15 +96,11 @@ def first_gives_way(
     return slots
 
 
-WRONG = {  # of each part that may be named with pages: none that is wrong passes
+WRONG = {  # of each part that drives and may be named with pages, and of one that runs beside ours
     "num_tokens_to_run": lambda known, computed, budget, *_: min(known - computed, budget, 5),
     "plan_step": asks_who_waits_first,
-    "num_blocks": lambda *_: 7,
-    "slots": first_block_only,
-    "find": lambda *_: [],
-    "free": frees_at_the_end,
-    "take": leaves_the_old_name,
     "slots_for": first_gives_way,
+    "find": lambda *_: [],
 }
 
 

@@ -173,7 +173,12 @@ class Scheduler:
 
     def admit(self, plan: StepPlan, request: Request) -> bool:
         """Let a waiting request run, if budget and memory allow it."""
-        self._check_choice(request)
+        self.check_choice(request)
+        if len(self.running) >= self.config.max_num_seqs:
+            raise ValueError(
+                f"{type(self).__name__}.may_admit lets in more than max_num_seqs "
+                f"({self.config.max_num_seqs}): call super().may_admit(plan) as well"
+            )
         num_tokens = self._num_tokens_for(request, plan)
         if num_tokens == 0:
             return False
@@ -227,19 +232,14 @@ class Scheduler:
                 "alone: engine.abort_request(id) ends one"
             )
 
-    def _check_choice(self, request: Request) -> None:
-        """ValueError for a request that no policy may admit now."""
+    def check_choice(self, request: object) -> None:
+        """ValueError for what no policy may choose: it is no request that waits."""
         if request not in self.waiting:
             given = getattr(request, "request_id", request)
             hint = " (is a `return` missing?)" if given is None else ""
             raise ValueError(
                 f"{type(self).__name__}.next_waiting gave {given!r}{hint}: it must return one of "
                 "the requests in self.waiting, and leave it there (admit takes it out)"
-            )
-        if len(self.running) >= self.config.max_num_seqs:
-            raise ValueError(
-                f"{type(self).__name__}.may_admit lets in more than max_num_seqs "
-                f"({self.config.max_num_seqs}): call super().may_admit(plan) as well"
             )
 
     def _note_admission(self, request: Request) -> None:

@@ -397,34 +397,29 @@ FAIR_CASES = (
 
 
 def _watched(policy: type[Scheduler], turns: Turns, **attributes: object) -> type[Scheduler]:
-    """The policy with an eye on what its `next_waiting` returns, and what it does to the queue.
-
-    Who waits is noted in `turns`.
-    """
+    """The policy; who waits when its `next_waiting` is asked is noted in `turns`."""
 
     def next_waiting(self: Scheduler) -> Request:
-        before = list(self.waiting)
         now = self.now()
         turns.append(
-            [Waits(one.request_id, one.num_prompt_tokens, now - one.arrival) for one in before]
+            [
+                Waits(one.request_id, one.num_prompt_tokens, now - one.arrival)
+                for one in self.waiting
+            ]
         )
-        chosen: object = policy.next_waiting(self)
-        if chosen is None and not has_gap(policy.next_waiting):
-            why = f"next_waiting returns None when these wait: {_listed(turns[-1])}"
-            raise CannotBe(f"{why}. Does it end with `return`?")
-        must_answer("next_waiting", chosen, policy.next_waiting)
+        return policy.next_waiting(self)
+
+    def check_choice(self: Scheduler, request: object) -> None:
+        try:
+            policy.check_choice(self, request)
+        except ValueError as error:
+            raise ValueError(f"{error}; these waited: {_listed(turns[-1])}") from None
         if not isinstance(self.waiting, deque):
             kind = type(self.waiting).__name__
             raise CannotBe(f"self.waiting is a {kind} now; it must stay a deque")
-        if not isinstance(chosen, Request) or not any(chosen is request for request in before):
-            got = "a list" if isinstance(chosen, list) else repr(chosen)
-            raise CannotBe(f"next_waiting gave {got}, and not a Request of self.waiting")
-        if len(self.waiting) < len(before):
-            who = chosen.request_id
-            raise CannotBe(f"next_waiting took {who} out of self.waiting; the scheduler does that")
-        return chosen
 
-    return type(policy.__name__, (policy,), {"next_waiting": next_waiting, **attributes})
+    methods = {"next_waiting": next_waiting, "check_choice": check_choice}
+    return type(policy.__name__, (policy,), {**methods, **attributes})
 
 
 def _listed(waits: Sequence[Waits]) -> str:

@@ -77,9 +77,11 @@ def _line(value: object) -> str:
 
 
 def _written(value: object) -> str:
-    """As Python writes it, but for floats, which have four digits, and tensors, which are short."""
+    """As Python writes it, but for floats, which have four digits, and short tensors and hashes."""
     if isinstance(value, bool | float):
         return _number(value)
+    if isinstance(value, bytes):  # a hash
+        return value.hex()[:6]
     if isinstance(value, list):
         return f"[{', '.join(map(_written, value))}]"
     if isinstance(value, tuple):

@@ -1,37 +1,56 @@
 """What other rules and mistakes get beside vLLM: not every answer comes near its steps."""
 
 from collections.abc import Mapping
-from functools import partial
-from typing import Any
 
 from tokenizers import Tokenizer
 
+from tutorial_engine.cache.blocks import BlockManager
+from tutorial_engine.cache.paged import PagedKVCache
 from tutorial_engine.engine.policies import StaticBatching
 from tutorial_engine.lab.beside_vllm import Beside, recorded_decisions
+from tutorial_engine.learn.bugs import Zoo, edited, planted
 from tutorial_engine.learn.own_scheduler import waiting_first
 from tutorial_engine.learn.own_server import VLLM_RUNS, OwnServer
 from tutorial_engine.model.decoder import CausalLM
+
+TO_THE_END = (("nameless + named", "gone"), ("in reversed(nameless)", "in ()"))
+OTHERS: Mapping[int, Zoo] = {  # of the lessons 04 and 05
+    4: {
+        "slots without the offset": edited(
+            PagedKVCache,
+            "_slots_of",
+            ("as_slots(blocks)", "torch.tensor(blocks)"),
+            ("+ torch.arange(size)", "+ torch.zeros(size, dtype=int)"),
+        )
+    },
+    5: {
+        "free: head first, to the end of the queue": edited(
+            BlockManager, "_give_back", ("reversed(table)", "table"), *TO_THE_END
+        ),
+        "free: tail first, to the end of the queue": edited(
+            BlockManager, "_give_back", *TO_THE_END
+        ),
+    },
+}
 
 
 def others_beside_vllm(model: CausalLM, tokenizer: Tokenizer, lesson: int) -> str:
     """The runs of `OwnServer.beside_vllm` in notebook 03, 04 or 05, with two other answers each."""
     server = OwnServer(model, tokenizer, "rows" if lesson == 3 else "pages")
-    runs, own = [recorded_decisions()[i] for i in VLLM_RUNS[server.memory]], server.parts.own
+    runs = [recorded_decisions()[i] for i in VLLM_RUNS[server.memory]]
     if lesson == 3:
         static = server.decide(runs, StaticBatching)
-        own["plan_step"] = waiting_first
+        server.parts.own["plan_step"] = waiting_first
         waiting = server.decide(runs, name="this rule")
         first = f"The first step that differs when they go first: {waiting[-1].first_difference}"
         return _told({"those who wait go first": waiting, "static batching": static}) + "\n" + first
+    found = {}
     if lesson == 4:
         twice = [{**run, "num_blocks": 2 * run["num_blocks"]} for run in runs]
-        found = {"num_blocks that forgets V": server.decide(twice)}
-        own["slots"] = lambda table, size, n: [table[p // size] * size for p in range(n)]
-        return _told(found | {"slots without the offset": server.decide(runs)})
-    found = {}
-    for name, step in {"head first": 1, "tail first": -1}.items():
-        own["free"] = partial(_free_to_the_end, step)
-        found[f"free: {name}, to the end of the queue"] = server.decide(runs)
+        found["num_blocks that forgets V"] = server.decide(twice)
+    for name in OTHERS[lesson]:
+        with planted(name, OTHERS[lesson]):
+            found[name] = server.decide(runs)
     return _told(found)
 
 
@@ -46,13 +65,3 @@ def _told(found: Mapping[str, list[Beside]]) -> str:
             f"{sum(run.same_tokens for run in each)} of {requests} requests have vLLM's tokens"
         )
     return "\n".join(lines)
-
-
-def _free_to_the_end(
-    step: int, table: list[int], ref_cnt: dict[int, int], queue: list[int], hashes: dict[int, Any]
-) -> None:
-    """All blocks that nobody holds any more go to the end of the queue, with or without a hash."""
-    for block in table[::step]:
-        ref_cnt[block] -= 1
-        if ref_cnt[block] == 0:
-            queue.append(block)

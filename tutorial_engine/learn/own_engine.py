@@ -52,37 +52,19 @@ class OwnSampler(Sampler):
 
 
 class OwnChecker(StopChecker):
-    """A StopChecker in which the part `why_finished` decides. All text comes at the end."""
+    """A StopChecker beside which the part `why_finished` says when to end."""
 
-    def __init__(
-        self,
-        params: SamplingParams,
-        eos_token_ids: Sequence[int],
-        tokenizer: Tokenizer,
-        parts: Parts,
-    ) -> None:
-        super().__init__(params, eos_token_ids, tokenizer)
-        enders = (*(() if params.ignore_eos else eos_token_ids), *params.stop_token_ids)
-        self._parts, self._eos_ids, self._ids = parts, enders, list[int]()
-        self._decode = tokenizer.decode
+    def __init__(self, parts: Parts, params: SamplingParams, *given: Any) -> None:
+        super().__init__(params, *given)
+        self._parts, self._ids = parts, list[int]()
 
     def update(self, token_id: int) -> Finish | None:
         self._ids.append(token_id)
-        stop, text = self.params.stop, self._decode(self._ids)
-        reason = self._parts(
-            "why_finished", list(self._ids), text, self._eos_ids, stop, self.params.max_tokens
-        )
-        if reason is None and len(self._ids) < self.params.max_tokens:
-            return None
-        with self._parts.blamed("why_finished"):
-            if reason is None:
-                raise ValueError(f"it goes on after {len(self._ids)} tokens, max_tokens")
-            if reason not in ("stop", "length"):
-                raise ValueError(f'it returned {reason!r}, neither "stop" nor "length" nor None')
-        cuts = [at for at in (text.find(string) for string in stop) if at >= 0]
-        self._text = text[: min(cuts, default=len(text))]
-        self.end(Finish(reason))
-        return self.finish
+        assert self._tokenizer is not None, "the part looks at text"
+        text, enders = self._tokenizer.decode(self._ids), (*self._eos, *sorted(self._stop_ids))
+        state = list(self._ids), text, enders, self.params.stop, self.params.max_tokens
+        self._parts.shadow("why_finished", *state)
+        return super().update(token_id)
 
 
 # -- what the notebooks use -----------------------------------------------------------------------
@@ -263,7 +245,7 @@ class OwnEngine(PartsHolder):
         params = SamplingParams(max_tokens=24) if params is None else params
         eos = self.model.config.eos_token_ids
         sampler = OwnSampler(params, eos, self.parts)
-        checker = OwnChecker(params, eos, self.tokenizer, self.parts)
+        checker = OwnChecker(self.parts, params, eos, self.tokenizer)
         ids = self.tokenizer.encode(prompt).ids
         request = Request("yours", ids, params, sampler=sampler, checker=checker)
         for _ in serve(self.runner(window, edit), [request]):

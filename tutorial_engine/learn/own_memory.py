@@ -1,12 +1,10 @@
 """The learner's slots, eviction and attention in the real memory.
 
-The parts of notebooks 04 and 05 under the signatures of the exercises, and pages and cells that ask
-them.
-An exercise has plain lists and dicts: what the memory holds is turned into those, and back.
+The parts of notebooks 04 and 05 under the signatures of the exercises, and pages and cells beside
+which they run. An exercise has plain lists and dicts: what the memory holds is turned into those.
 """
 
 import math
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,9 +16,9 @@ from tutorial_engine.cache.cell_table import CellTable, SeqId
 from tutorial_engine.cache.cells import CellKVCache
 from tutorial_engine.cache.paged import PagedKVCache
 from tutorial_engine.cache.paged_attention import attend_in_blocks
-from tutorial_engine.cache.storage import KVStorage, as_slots
+from tutorial_engine.cache.storage import KVStorage
 from tutorial_engine.learn.own_scheduler import slots_for
-from tutorial_engine.learn.parts import CannotBe, Parts, whole, whole_numbers
+from tutorial_engine.learn.parts import CannotBe, Parts, whole_numbers
 from tutorial_engine.model.batch import Allocation, Slots
 
 Cells = Sequence[tuple[int | None, set[Any]]]  # (position or None, owners)
@@ -121,8 +119,9 @@ def visible(cells: Cells, seq_id: SeqId, pos: int) -> list[int]:
 
 
 def in_any_order(answer: object) -> object:
-    """A set of numbers as a list; anything else as it is."""
-    return list(answer) if isinstance(answer, set | frozenset) else answer
+    """Numbers, in a set or a list, by size; anything else as it is."""
+    numbers = whole_numbers(list(answer) if isinstance(answer, set | frozenset) else answer)
+    return answer if numbers is None else sorted(numbers)
 
 
 PARTS_04: dict[str, Callable[..., Any]] = {
@@ -143,78 +142,43 @@ PARTS_05: dict[str, Callable[..., Any]] = {
 
 
 class OwnBlocks(BlockManager):
-    """A BlockManager that finds, hands out and takes back blocks by the parts of these names."""
+    """A BlockManager beside which the parts `find`, `free` and `take` run."""
 
     parts: Parts
 
     def find(self, token_ids: Sequence[int]) -> list[bytes]:
         """BlockManager's has hashes where the learner's has blocks."""
-        if not self.prefix_caching:
-            return []
-        hashes = super().find(token_ids)
-        if self.parts.is_package("find"):
-            return hashes
-        want = [self.cached[key] for key in hashes]
-        tokens, cached = list(token_ids), dict(self.cached)
+        found = super().find(token_ids)
+        if self.prefix_caching and not self.parts.is_package("find"):
 
-        def hash_of(parent: bytes | None, tokens: Sequence[int]) -> bytes:
-            return self.hash_of(parent, tokens)
+            def hash_of(parent: bytes | None, tokens: Sequence[int]) -> bytes:
+                return self.hash_of(parent, tokens)
 
-        with self.parts.blamed("find"):
-            answer = self.parts("find", tokens, self.block_size, hash_of, cached)
-            if whole_numbers(answer) != want:
-                raise CannotBe(
-                    f"gave {answer!r} for {len(token_ids)} tokens in blocks of {self.block_size}: "
-                    f"the cache has their beginning in the blocks {want}"
-                )
-        return hashes
+            self.parts.shadow("find", list(token_ids), self.block_size, hash_of, self.cached)
+        return found
 
     def _give_back(self, table: Sequence[int]) -> None:
         """Of a sequence that is over; or of a copy-on-write, which loses one block."""
-        if self.parts.is_package("free"):
-            return super()._give_back(table)
-        hashes = {number: block.hash for number, block in enumerate(self.blocks)}
-        held = {number: block.ref_cnt for number, block in enumerate(self.blocks)}
-        want = {number: count - (number in table) for number, count in held.items()}
-        queue = list(self.free_queue)
-        with self.parts.blamed("free"):
-            self.parts("free", list(table), held, queue, hashes)
-            counts = {number: whole(held.get(number, 0)) for number in want}
-            free_ones = sorted(number for number, count in want.items() if count == 0)
-            if counts != want or sorted(queue) != free_ones:
-                raise CannotBe(
-                    f"gave {table} back, and left ref_cnt {held} and the free queue {queue}; "
-                    f"expected {want}, and in the queue {free_ones} in some order"
-                )
-        self.free_queue = OrderedDict.fromkeys(map(int, queue))
-        for block, count in zip(self.blocks, want.values(), strict=True):
-            block.ref_cnt = count
+        if not self.parts.is_package("free"):
+            counts = {number: block.ref_cnt for number, block in enumerate(self.blocks)}
+            given = list(table), counts, list(self.free_queue), self._hashes()
+            self.parts.shadow("free", *given, changes=(1, 2, 3))
+        super()._give_back(table)
 
     def _claim(self) -> tuple[int, bool]:
-        if self.parts.is_package("take"):
-            return super()._claim()
-        queue, cached = list(self.free_queue), dict(self.cached)
-        hashes = {number: block.hash for number, block in enumerate(self.blocks)}
-        with self.parts.blamed("take"):
-            answer = self.parts("take", queue, hashes, cached)
-            taken, left = whole(answer), list(self.free_queue)
-            if taken not in left or queue != [block for block in left if block != taken]:
-                raise CannotBe(f"gave {answer!r}, and left the free queue {queue}; it was {left}")
-            assert taken is not None, "it was in the queue"
-        del self.free_queue[taken]
-        key = self.blocks[taken].hash
-        if key in self._twins:  # the part knows one block of a hash; the others are the package's
-            self.forget(taken)
-        else:
-            self.cached = cached
-            for number, block in enumerate(self.blocks):
-                block.hash = hashes.get(number)
-        self.blocks[taken].ref_cnt = 1
-        return taken, key is not None
+        if not self.parts.is_package("take"):
+            queue, hashes, cached = list(self.free_queue), self._hashes(), dict(self.cached)
+            if (key := hashes[queue[0]]) is not None:
+                cached[key] = queue[0]  # of equal blocks the part knows the one that is next
+            self.parts.shadow("take", queue, hashes, cached, changes=(0, 1, 2))
+        return super()._claim()
+
+    def _hashes(self) -> dict[int, bytes | None]:
+        return {number: block.hash for number, block in enumerate(self.blocks)}
 
 
 class OwnPages(PagedKVCache):
-    """A PagedKVCache of the parts. NaN where nobody wrote."""
+    """A PagedKVCache beside which the parts of its names run. NaN where nobody wrote."""
 
     def __init__(self, parts: Parts, storage: KVStorage, *given: Any, **options: Any) -> None:
         self.parts = parts
@@ -225,7 +189,7 @@ class OwnPages(PagedKVCache):
     def allocate(
         self, seq_id: str, token_ids: Sequence[int], num_computed: int, num_new: int
     ) -> Allocation | None:
-        """The part `allocate` is asked for each new token, and must give what the manager gave."""
+        """The part `allocate` is asked for each new token."""
         before = len(self.blocks.tables.get(seq_id, []))
         allocation = super().allocate(seq_id, token_ids, num_computed, num_new)
         if allocation is None or self.parts.is_package("allocate"):
@@ -234,32 +198,15 @@ class OwnPages(PagedKVCache):
         table = now[: max(before, self.blocks.num_blocks_for(first))]  # what it had, and hits
         free_blocks = [*now[len(table) :], *self.blocks.free_queue]
         for pos, slot in enumerate(allocation.new_slots, first):
-            held, free = table.copy(), free_blocks.copy()
-            want = allocate(held, free, size, pos)
+            want = self.parts.shadow("allocate", table, free_blocks, size, pos, changes=(0, 1))
             assert want == slot, f"position {pos} of {seq_id} has slot {slot}, not {want}"
-            with self.parts.blamed("allocate"):
-                answer = self.parts("allocate", table, free_blocks, size, pos)
-                if whole(answer) != slot or (table, free_blocks) != (held, free):
-                    raise CannotBe(
-                        f"gave {answer!r} for position {pos}, and left the table {table}: "
-                        f"expected slot {slot} and the table {held}"
-                    )
         return allocation
 
     def _slots_of(self, blocks: Sequence[int]) -> Slots:
-        if self.parts.is_package("slots"):
-            return super()._slots_of(blocks)
-        size, table = self.block_size, list(blocks)
-        num_tokens, end = len(table) * size, self.storage.num_slots
-        with self.parts.blamed("slots"):
-            answer = self.parts("slots", table, size, num_tokens)
-            slots = whole_numbers(answer) or []
-            if len(slots) != num_tokens or not all(0 <= slot < end for slot in slots):
-                raise CannotBe(
-                    f"gave {answer!r} for the table {list(blocks)} in blocks of {size}: expected "
-                    f"{num_tokens} slots of 0 .. {end - 1}"
-                )
-        return as_slots(slots)
+        if not self.parts.is_package("slots"):
+            size = self.block_size
+            self.parts.shadow("slots", list(blocks), size, len(blocks) * size)
+        return super()._slots_of(blocks)
 
 
 def poison(storage: KVStorage) -> None:
@@ -312,32 +259,24 @@ class InBlocks:
 
 
 class OwnTable(CellTable):
-    """A CellTable in which the part `visible` says what a query may attend to."""
+    """A CellTable beside which the part `visible` says what a query may attend to."""
 
     parts: Parts
 
     def visible(self, seq_id: SeqId, pos: int, window: int | None = None) -> list[int]:
-        if self.parts.is_package("visible") or window is not None:
-            return super().visible(seq_id, pos, window)
-        numbers = range(self.num_cells)
-        cells = [(cell.pos, set(cell.owners)) for cell in map(self.__getitem__, numbers)]
-        with self.parts.blamed("visible"):
-            answer = self.parts("visible", cells, seq_id, pos)
-            seen = whole_numbers(in_any_order(answer))
-            if seen is None or not {*seen} <= {*numbers}:
-                raise CannotBe(f"gave {answer!r}: the cells are 0 .. {self.num_cells - 1}")
-        return sorted(seen, key=lambda cell: cells[cell][0] or 0)  # as the package reads them
+        if window is None and not self.parts.is_package("visible"):
+            held = map(self.__getitem__, range(self.num_cells))
+            cells = [(cell.pos, set(cell.owners)) for cell in held]
+            self.parts.shadow("visible", cells, seq_id, pos, read=in_any_order)
+        return super().visible(seq_id, pos, window)
 
 
 class OwnCells(CellKVCache):
-    """A CellKVCache of the parts: what new tokens may read is asked of its table's `visible`.
-
-    NaN where nobody wrote.
-    """
+    """A CellKVCache that asks its table what new tokens may read. NaN where nobody wrote."""
 
     def __init__(self, parts: Parts, storage: KVStorage, *given: Any) -> None:
         super().__init__(storage, *given)
-        self.parts, self.table = parts, OwnTable(storage.num_slots)
+        self.table = OwnTable(storage.num_slots)
         self.table.parts = parts
         poison(storage)
 
@@ -345,17 +284,7 @@ class OwnCells(CellKVCache):
         self, seq_id: str, token_ids: Sequence[int], num_computed: int, num_new: int
     ) -> Allocation | None:
         allocation = super().allocate(seq_id, token_ids, num_computed, num_new)
-        if allocation is None:
-            return None
-        last = allocation.first_position + len(allocation.new_slots) - 1
-        seen, there = self.table.visible(seq_id, last), allocation.context_slots
-        count = there.stop - there.start if isinstance(there, slice) else len(there)
-        if len(seen) != count:
-            with self.parts.blamed("visible"):
-                raise CannotBe(
-                    f"gave {len(seen)} cells for sequence {seq_id} at position {last}, of which "
-                    f"{count} tokens are there"
-                )
-        slots = as_slots(seen)
-        on_device = slots if isinstance(slots, slice) else slots.to(self.storage.device)
-        return allocation._replace(context_slots=on_device)
+        if allocation is not None:
+            last = allocation.first_position + len(allocation.new_slots) - 1
+            self.table.visible(seq_id, last)
+        return allocation

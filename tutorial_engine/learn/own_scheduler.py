@@ -11,7 +11,7 @@ from typing import Any
 from tutorial_engine.engine.metrics import RequestMetrics
 from tutorial_engine.engine.request import Request, ScheduledRequest
 from tutorial_engine.engine.scheduler import Scheduler, StepPlan
-from tutorial_engine.learn.parts import CannotBe, Parts, listed, number, whole_tokens
+from tutorial_engine.learn.parts import CannotBe, Parts, whole_tokens
 from tutorial_engine.model.batch import Allocation
 
 Work = Sequence[tuple[str, int]]  # (name, tokens left to run)
@@ -219,11 +219,7 @@ class OwnScheduler(Scheduler):
             self.parts.calls[name] += 1
         with self.parts.blamed(name):
             chosen = super().next_waiting()
-            if not any(chosen is request for request in self.waiting):
-                raise CannotBe(
-                    f"chose {chosen!r}: next_waiting must return one of the requests in "
-                    "self.waiting"
-                )
+            self.check_choice(chosen)
         return chosen
 
     def _in_order(self) -> list[Request]:
@@ -292,20 +288,3 @@ def with_parts(
     """
     own = {"parts": parts, "is_checked": is_checked, "policy_name": policy.__name__}
     return type(name or policy.__name__, (OwnScheduler, policy), own)
-
-
-def checked_metrics(parts: Parts, name: str, metrics: RequestMetrics) -> tuple[float, float]:
-    """TTFT and TPOT of a request of two tokens or more, by the part. PartFailed if they are not."""
-    arrival, times = metrics.arrival, list(metrics.token_times)
-    want = ttft_and_tpot(arrival, times)
-    with parts.blamed("ttft_and_tpot"):
-        answer = parts("ttft_and_tpot", arrival, times)
-        got = [number(seconds) for seconds in listed(answer) or ()]
-        if len(got) != 2 or any(
-            seconds is None or not abs(seconds - right) <= 1e-6 * max(1, right)
-            for seconds, right in zip(got, want, strict=True)
-        ):
-            raise CannotBe(
-                f"gave {answer!r} for request {name}: TTFT is {want[0]:.4f} s, TPOT {want[1]:.4f} s"
-            )
-    return want

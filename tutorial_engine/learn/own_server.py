@@ -41,13 +41,8 @@ from tutorial_engine.lab.ledger import LedgerPath, engine_path
 from tutorial_engine.learn.own import PARTS, OwnAttention, OwnModel
 from tutorial_engine.learn.own_engine import OwnSampler
 from tutorial_engine.learn.own_memory import PARTS_04, PARTS_05, InBlocks, OwnCells, OwnPages
-from tutorial_engine.learn.own_scheduler import (
-    PARTS_03,
-    POLICIES,
-    checked_metrics,
-    with_parts,
-)
-from tutorial_engine.learn.parts import CannotBe, Parts, PartsHolder, Plugged, whole
+from tutorial_engine.learn.own_scheduler import PARTS_03, POLICIES, with_parts
+from tutorial_engine.learn.parts import Parts, PartsHolder, Plugged
 from tutorial_engine.learn.verdict import Verdict
 from tutorial_engine.model.attention import AttentionBackend
 from tutorial_engine.model.decoder import CausalLM
@@ -285,15 +280,11 @@ class OwnServer(PartsHolder):
         )
 
     def _num_blocks_in(self, memory_bytes: int, block_size: int) -> int:
-        """The answer of the part `num_blocks`. PartFailed when other blocks fit, or more."""
+        """The blocks that fit, beside the part `num_blocks`. ValueError for less than one."""
         spec = KVCacheSpec.from_model(self.model.config, self.model.dtype)
-        want = num_blocks_in(memory_bytes, spec, block_size)
         shape = spec.num_layers, spec.num_kv_heads, spec.k_head_dim, self.model.dtype.itemsize
-        with self.parts.blamed("num_blocks"):
-            answer = self.parts("num_blocks", memory_bytes, *shape, block_size)
-            if whole(answer) != want:
-                raise CannotBe(f"gave {answer!r}: {memory_bytes:,} bytes have room for {want}")
-        return want
+        self.parts.shadow("num_blocks", memory_bytes, *shape, block_size)
+        return num_blocks_in(memory_bytes, spec, block_size)
 
     # -- serving
 
@@ -373,9 +364,9 @@ class OwnServer(PartsHolder):
             engine.check_integrity()
             if engine.num_steps > 20 * total:
                 raise RuntimeError(f"{engine.num_steps} steps did not suffice: who makes progress?")
-        for name, output in outputs.items():
-            if len(output.metrics.token_times) > 1:
-                checked_metrics(self.parts, name, output.metrics)
+        for metrics in (output.metrics for output in outputs.values()):
+            if len(metrics.token_times) > 1:
+                self.parts.shadow("ttft_and_tpot", metrics.arrival, list(metrics.token_times))
         storage, trace = engine.memory.storage, engine.trace
         assert isinstance(storage, KVStorage) and trace is not None, "so is each memory made here"
         in_order = tuple(outputs[name] for name, *_ in asked)

@@ -1,19 +1,23 @@
 """Which function runs for each part: the learner's, or the package's.
 
-`OwnEngine` (notebooks 01 and 02) and `OwnServer` (03 and 04) hold parts. One that raises, or with
-which the answers are others, is told and taken out, and the package's runs in its place.
+`OwnEngine` (notebooks 01 and 02) and `OwnServer` (03 to 05) hold parts. What a called part answers
+is what the engine does; a `shadow` runs beside the package's, with which the engine goes on. One
+that raises, or with which the answers are others, is told and taken out.
 """
 
+import inspect
 import math
 import operator
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from copy import deepcopy
 from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
+from tutorial_engine.learn.facts import WIDE, AsIs, first_difference, told
 from tutorial_engine.learn.verdict import CannotBe, Verdict, is_open
 
 Result = TypeVar("Result")
@@ -66,6 +70,38 @@ class Parts:
             copies = [x.clone() if isinstance(x, Tensor) else x for x in args]
             given = (x.dtype for x in copies if isinstance(x, Tensor))
             return cast_to(self.own[name](*copies), next(given, torch.float32))
+
+    def shadow(
+        self,
+        name: str,
+        *args: Any,
+        changes: Sequence[int] = (),
+        read: Callable[[Any], Any] = lambda answer: answer,
+    ) -> Any:
+        """What the package's part answers; the learner's runs beside it, on copies.
+
+        `changes`: numbers of the arguments that a part changes in place, which are compared as
+        well; the package's changes `args` themselves. `read` turns an answer into what is compared.
+        PartFailed when the learner's raises or differs, with the input, its side and the right one.
+        """
+        right = self.package[name]
+        if self.is_package(name):
+            return right(*args)
+        self.calls[name] += 1
+        before, copies = deepcopy(args), deepcopy(args)
+        want = right(*args)
+        with self.blamed(name):
+            sides = {"": (read(self.own[name](*copies)), read(want))}
+            names = [*inspect.signature(right).parameters]
+            sides |= {f" {names[i]}": (copies[i], args[i]) for i in changes}
+            differ = {of: pair for of, pair in sides.items() if not same(*map(plain, pair))}
+            if differ:
+                facts = dict(zip(names, before, strict=True))
+                facts = {name: value for name, value in facts.items() if not callable(value)}
+                for of, pair in differ.items():
+                    facts |= _both(of, *map(plain, pair))
+                raise CannotBe(f"gives another answer for this input:\n{told(facts)}")
+        return want
 
     def is_package(self, name: str) -> bool:
         """Does the package's part run? It does so past `__call__`, and is counted here."""
@@ -124,8 +160,43 @@ def listed(value: object) -> list[Any] | None:
     """The list that a value is: tuples, ranges, arrays and tensors are lists too. None if none."""
     if isinstance(value, list | tuple | range):
         return list(value)
-    plain = value.tolist() if hasattr(value, "tolist") else None
-    return plain if isinstance(plain, list) else None
+    items = value.tolist() if hasattr(value, "tolist") else None
+    return items if isinstance(items, list) else None
+
+
+def plain(value: Any) -> Any:
+    """Tensors, arrays, tuples and ranges as lists, and their numbers as Python's."""
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    if isinstance(value, Mapping):
+        return {key: plain(item) for key, item in value.items()}
+    return [plain(item) for item in value] if isinstance(value, list | tuple | range) else value
+
+
+def same(got: Any, want: Any) -> bool:
+    """Is a plain value the wanted one? Whole numbers are no floats; floats may differ by 1e-6."""
+    if isinstance(want, list):
+        is_as_long = isinstance(got, list) and len(got) == len(want)
+        return is_as_long and all(map(same, got, want))
+    if isinstance(want, dict):
+        has_all = isinstance(got, dict) and got.keys() == want.keys()
+        return has_all and all(same(got[key], item) for key, item in want.items())
+    if isinstance(want, float):
+        near = number(got)
+        return near is not None and abs(near - want) <= 1e-6 * max(1, abs(want))
+    return type(got) is type(want) and bool(got == want)
+
+
+def _both(of: str, got: Any, want: Any) -> dict[str, object]:
+    """The two sides of an answer, or of an argument; of dicts only what differs."""
+    if isinstance(got, dict) and isinstance(want, dict):
+        differ = [key for key in want | got if not same(got.get(key, ...), want.get(key, ...))]
+        got, want = ({key: one[key] for key in differ if key in one} for one in (got, want))
+    mine = AsIs(shown(got)) if isinstance(got, Iterator) else got
+    facts = {f"your{of}" if of else "yours": mine, f"expected{of}": want}
+    if len(repr(want)) > WIDE and (first := first_difference(got, want, same)):
+        facts[f"differs first{of and ' in'}{of}"] = AsIs(first)
+    return facts
 
 
 def shown(value: object) -> str:
@@ -273,7 +344,8 @@ def yours(function: Callable[..., Any], package: Any, *args: Any) -> Any:
         print(f"the package's {name}: {_shown(package)}")
         return package
     try:
-        answer = _without_tensors(function(*args))
+        answer = function(*args)
+        answer = plain(list(answer) if isinstance(answer, Iterator) else answer)
         is_list = isinstance(package, list)
         right = answer == package if is_list else math.isclose(answer, package, rel_tol=1e-5)
     except Exception as error:  # the learner's code may raise anything at all
@@ -289,11 +361,3 @@ def yours(function: Callable[..., Any], package: Any, *args: Any) -> Any:
 
 def _shown(answer: Any, digits: int = 2) -> str:
     return f"{answer:.{digits}g}" if isinstance(answer, float) else str(answer)
-
-
-def _without_tensors(answer: Any) -> Any:
-    """Without tensors and arrays: numbers and lists."""
-    if isinstance(answer, Tensor) or hasattr(answer, "tolist"):
-        return answer.tolist()
-    many = isinstance(answer, list | tuple | range | Iterator)
-    return [_without_tensors(item) for item in answer] if many else answer
