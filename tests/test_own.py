@@ -85,7 +85,7 @@ def test_a_story_names_the_part_that_a_layer_calls_and_that_was_spoiled_later(
     assert mine.use(scope["layer"], CHECKS["layer"]).verdict.ok
     scope["project"] = exchanged
     said = told(mine, capsys, PROMPT)
-    why = "✘ layer: it calls your project, which is not ✔ yet:\nproject gives another"
+    why = "✘ layer: it calls your project, which is not ✔ yet:\nyour project: "
     assert f"With your layer the tokens are not the package's.\n  {why}" in said
     assert "k and v swapped" in said and "\n  The package's layer runs in its place." in said
 
@@ -423,7 +423,7 @@ def test_what_is_wrong_or_cannot_run_is_told_and_stays_out(
         return "this is no Python" if source.startswith("def project") else source
 
     said = repr(bring(cached, saved(tmp_path, True, spoil)))
-    assert "✘ rope" in said and "'this is no Python' of my_01.ipynb raised SyntaxError" in said
+    assert "✘ your rope" in said and "'this is no Python' of my_01.ipynb raised SyntaxError" in said
     assert said.endswith("☐ these are still the package's: project, rope, layer")
     assert set(cached.parts.own) == {"window_mask", "attention", "kv_head"}
 

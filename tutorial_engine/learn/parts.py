@@ -194,7 +194,7 @@ def _both(of: str, got: Any, want: Any) -> dict[str, object]:
         got, want = ({key: one[key] for key in differ if key in one} for one in (got, want))
     mine = AsIs(shown(got)) if isinstance(got, Iterator) else got
     facts = {f"your{of}" if of else "yours": mine, f"expected{of}": want}
-    if len(repr(want)) > WIDE and (first := first_difference(got, want, same)):
+    if len(repr(want)) > WIDE and (first := first_difference(got, want, 1e-6)):
         facts[f"differs first{of and ' in'}{of}"] = AsIs(first)
     return facts
 
