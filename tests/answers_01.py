@@ -12,9 +12,9 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 from torch.nn.functional import silu
 
-from tutorial_engine.learn import checks_01 as c1
-from tutorial_engine.learn.judge import slips_of
-from tutorial_engine.learn.own import LayerWeights, rms_norm
+from tutorial_engine.learn.exercises import lesson_01 as c1
+from tutorial_engine.learn.exercises.judge import slips_of
+from tutorial_engine.learn.parts.model import LayerWeights, rms_norm
 from tutorial_engine.model.attention import causal_mask, naive_attention
 from tutorial_engine.model.config import ModelConfig
 

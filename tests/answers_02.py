@@ -7,10 +7,10 @@ import torch
 from exercises import RIGHT, Exercise, but
 from torch import Tensor
 
-from tutorial_engine.learn import checks_02 as c2
-from tutorial_engine.learn.cache_test_check import check_cache_test
-from tutorial_engine.learn.judge import rewritten
-from tutorial_engine.learn.own_cache import MyCache, MyStaticCache, transplant
+from tutorial_engine.learn.exercises import lesson_02 as c2
+from tutorial_engine.learn.exercises.judge import rewritten
+from tutorial_engine.learn.exercises.lesson_02_cache_test import check_cache_test
+from tutorial_engine.learn.parts.cache import MyCache, MyStaticCache, transplant
 from tutorial_engine.model.batch import Batch
 from tutorial_engine.model.config import ModelConfig
 

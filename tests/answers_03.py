@@ -10,10 +10,10 @@ from exercises import RIGHT, Exercise, Function, but
 
 from tutorial_engine.engine.request import Request
 from tutorial_engine.engine.scheduler import Scheduler, StepPlan
-from tutorial_engine.learn import checks_03 as c3
-from tutorial_engine.learn.give_way_check import GIVE_WAY_SLIPS, check_slots_for
-from tutorial_engine.learn.judge import slips_of
-from tutorial_engine.learn.own_scheduler import ShortestFirst
+from tutorial_engine.learn.exercises import lesson_03 as c3
+from tutorial_engine.learn.exercises.judge import slips_of
+from tutorial_engine.learn.exercises.lesson_05_give_way import GIVE_WAY_SLIPS, check_slots_for
+from tutorial_engine.learn.parts.scheduler import ShortestFirst
 
 # -- notebook 03 ---------------------------------------------------------------------------------
 

@@ -17,11 +17,13 @@ from torch.nn.functional import silu
 
 from tutorial_engine import learn
 from tutorial_engine.lab.shift import context_shift
-from tutorial_engine.learn import checks_04 as c4
-from tutorial_engine.learn.block_attention_check import BLOCK_SLIPS
-from tutorial_engine.learn.block_checks import FREE_SLIPS, TAKE_SLIPS
-from tutorial_engine.learn.checks_a1 import RANK_SLIPS, _part, check_rank_mlp
-from tutorial_engine.learn.checks_a2 import (
+from tutorial_engine.learn.exercises import lesson_04 as c4
+from tutorial_engine.learn.exercises.judge import rewritten, slips_of
+from tutorial_engine.learn.exercises.lesson_04_block_attention import BLOCK_SLIPS
+from tutorial_engine.learn.exercises.lesson_05_blocks import FREE_SLIPS, TAKE_SLIPS
+from tutorial_engine.learn.exercises.lesson_05_find import FIND_SLIPS
+from tutorial_engine.learn.exercises.lesson_a1 import RANK_SLIPS, _part, check_rank_mlp
+from tutorial_engine.learn.exercises.lesson_a2 import (
     END_TO_END_SLIPS,
     SIZE_SLIPS,
     GpuMemory,
@@ -31,15 +33,13 @@ from tutorial_engine.learn.checks_a2 import (
     right_end_to_end,
     right_step,
 )
-from tutorial_engine.learn.checks_a3 import (
+from tutorial_engine.learn.exercises.lesson_a3 import (
     HITS_SLIPS,
     LOG_SLIPS,
     check_hits,
     check_log,
     right_hits,
 )
-from tutorial_engine.learn.find_check import FIND_SLIPS
-from tutorial_engine.learn.judge import rewritten, slips_of
 
 # -- notebooks 04, 05 and appendix A1 -------------------------------------------------------------
 

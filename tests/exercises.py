@@ -4,10 +4,10 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from tutorial_engine.learn.own import PARTS
-from tutorial_engine.learn.own_memory import PARTS_04, PARTS_05
-from tutorial_engine.learn.own_scheduler import PARTS_03
-from tutorial_engine.learn.verdict import Verdict
+from tutorial_engine.learn.exercises.verdict import Verdict
+from tutorial_engine.learn.parts.memory import PARTS_04, PARTS_05
+from tutorial_engine.learn.parts.model import PARTS
+from tutorial_engine.learn.parts.scheduler import PARTS_03
 
 INF = math.inf
 Function = Callable[..., Any]

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM
 
-from tutorial_engine.learn.verdict import Verdict
+from tutorial_engine.learn.exercises.verdict import Verdict
 from tutorial_engine.model import TINY
 
 PROMPT_IDS = [  # the three prompts of the notebooks

@@ -10,7 +10,7 @@ from typing import Any
 from nbformat import NotebookNode
 
 from tools.publish.build import make_notebook, sources
-from tutorial_engine.learn.earlier import _read
+from tutorial_engine.learn.parts.earlier import _read
 
 
 @cache

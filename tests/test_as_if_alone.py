@@ -36,7 +36,7 @@ from tutorial_engine.engine.engine import LLMEngine
 from tutorial_engine.engine.request import ScheduledRequest
 from tutorial_engine.engine.runner import ModelRunner
 from tutorial_engine.engine.scheduler import Scheduler
-from tutorial_engine.learn.bugs import Zoo, edited, planted
+from tutorial_engine.learn.stories.bugs import Zoo, edited, planted
 from tutorial_engine.sampling.params import SamplingParams
 from tutorial_engine.sampling.sampler import Sampler
 from tutorial_engine.sampling.stopping import StopChecker

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import pytest
 
 from tutorial_engine.cache.blocks import BlockManager
-from tutorial_engine.learn.bugs import Zoo, edited, planted
+from tutorial_engine.learn.stories.bugs import Zoo, edited, planted
 
 Tokens = tuple[int, ...]
 

@@ -48,7 +48,7 @@ import torch
 from IPython.display import display
 from tutorial_engine.model.checkpoint import load_model, load_tokenizer
 from tutorial_engine.learn.predict import Predictions
-from tutorial_engine.learn.verdict import check_close
+from tutorial_engine.learn.exercises.verdict import check_close
 from tutorial_engine.viz.attention_explorer import AttentionExplorer, attention_weights
 from tutorial_engine.viz.attention_plots import rope_maps_picture
 from tutorial_engine.viz.tokens import token_labels

@@ -19,17 +19,17 @@ from tutorial_engine.engine.clock import VirtualClock
 from tutorial_engine.engine.engine import EngineConfig, LLMEngine
 from tutorial_engine.engine.request import Request
 from tutorial_engine.engine.runner import decode, prefill
-from tutorial_engine.learn.block_checks import leak
-from tutorial_engine.learn.bugs import Zoo, diff, edited, planted, zoo
-from tutorial_engine.learn.bugs_02 import BUGS_02
-from tutorial_engine.learn.bugs_03 import BUGS_03
-from tutorial_engine.learn.bugs_04 import (
+from tutorial_engine.learn.exercises.lesson_05_blocks import leak
+from tutorial_engine.learn.stories.bugs import Zoo, diff, edited, planted, zoo
+from tutorial_engine.learn.stories.bugs_02 import BUGS_02
+from tutorial_engine.learn.stories.bugs_03 import BUGS_03
+from tutorial_engine.learn.stories.bugs_04 import (
     BUGS_04,
     Seen,
     StaleBlocks,
     stress,
 )
-from tutorial_engine.learn.eager_pages import EagerPages, cost, crowd, drama, tokens
+from tutorial_engine.learn.stories.eager_pages import EagerPages, cost, crowd, drama, tokens
 from tutorial_engine.model import attention as attention_module
 from tutorial_engine.model import decoder as decoder_module
 from tutorial_engine.model.attention import NaiveAttention, naive_attention

@@ -12,10 +12,6 @@ from tutorial_engine.cache import PagedKVCache, StaticKVCache
 from tutorial_engine.engine import EngineConfig, LLMEngine
 from tutorial_engine.engine.policies import OneByOne
 from tutorial_engine.learn import capstone
-from tutorial_engine.learn.bugs import Zoo, planted
-from tutorial_engine.learn.bugs_02 import BUGS_02
-from tutorial_engine.learn.bugs_03 import BUGS_03
-from tutorial_engine.learn.bugs_04 import BUGS_04
 from tutorial_engine.learn.capstone import (
     Adapted,
     Factory,
@@ -24,7 +20,11 @@ from tutorial_engine.learn.capstone import (
     package_engine,
     workload,
 )
-from tutorial_engine.learn.own_server import OwnServer
+from tutorial_engine.learn.parts.server import OwnServer
+from tutorial_engine.learn.stories.bugs import Zoo, planted
+from tutorial_engine.learn.stories.bugs_02 import BUGS_02
+from tutorial_engine.learn.stories.bugs_03 import BUGS_03
+from tutorial_engine.learn.stories.bugs_04 import BUGS_04
 from tutorial_engine.model.attention import SdpaAttention
 from tutorial_engine.model.batch import Batch
 from tutorial_engine.model.decoder import CausalLM

@@ -16,7 +16,7 @@ from tutorial_engine.cache.config import KVCacheSpec
 from tutorial_engine.cache.storage import KVStorage
 from tutorial_engine.engine.request import Request
 from tutorial_engine.engine.runner import prefill
-from tutorial_engine.learn.bugs import Zoo, edited, planted
+from tutorial_engine.learn.stories.bugs import Zoo, edited, planted
 from tutorial_engine.model.batch import Batch
 from tutorial_engine.model.rope import RotaryEmbedding, apply_rope
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tutorial_engine.cache.cell_table import Cell, CellTable, SeqId
-from tutorial_engine.learn.bugs import Zoo, edited, planted
+from tutorial_engine.learn.stories.bugs import Zoo, edited, planted
 
 # -- the slow twin --------------------------------------------------------------------------------
 

@@ -29,10 +29,10 @@ from learners import (
 )
 
 from tutorial_engine import learn
-from tutorial_engine.learn import checks_01 as c1
-from tutorial_engine.learn import checks_03 as c3
-from tutorial_engine.learn.judge import CODE, wrong_answers
-from tutorial_engine.learn.verdict import Verdict
+from tutorial_engine.learn.exercises import lesson_01 as c1
+from tutorial_engine.learn.exercises import lesson_03 as c3
+from tutorial_engine.learn.exercises.judge import CODE, wrong_answers
+from tutorial_engine.learn.exercises.verdict import Verdict
 
 EXERCISES = (
     answers_01.EXERCISES | answers_02.EXERCISES | answers_03.EXERCISES | answers_04.EXERCISES

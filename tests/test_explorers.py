@@ -36,9 +36,10 @@ from transformers import AutoModelForCausalLM
 
 from tutorial_engine.engine.generate import generate
 from tutorial_engine.lab.dial import Dial
-from tutorial_engine.learn import OwnServer, check_num_tokens, check_plan, own_scheduler
+from tutorial_engine.learn import OwnServer, check_num_tokens, check_plan
 from tutorial_engine.learn.capstone import watched
-from tutorial_engine.learn.own_scheduler import plan_step as right
+from tutorial_engine.learn.parts import scheduler as own_scheduler
+from tutorial_engine.learn.parts.scheduler import plan_step as right
 from tutorial_engine.model.batch import Batch
 from tutorial_engine.model.checkpoint import TINY
 from tutorial_engine.model.decoder import CausalLM

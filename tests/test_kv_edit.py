@@ -7,7 +7,7 @@ import torch
 from tokenizers import Tokenizer
 
 from tutorial_engine.lab.kv_edit import Exchange, continued, memory_of
-from tutorial_engine.learn.own_engine import OwnEngine
+from tutorial_engine.learn.parts.engine import OwnEngine
 from tutorial_engine.model.decoder import CausalLM
 from tutorial_engine.viz.kv_edit_view import (
     transplant,

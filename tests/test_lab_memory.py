@@ -23,7 +23,7 @@ from tutorial_engine.lab.hit_rate import CAUSES, RECIPES, Case, cases
 from tutorial_engine.lab.pool_log import max_concurrency, pool_log
 from tutorial_engine.lab.when_full import when_full
 from tutorial_engine.lab.workload import Arrival
-from tutorial_engine.learn.cause_check import check_causes
+from tutorial_engine.learn.exercises.lesson_05_causes import check_causes
 from tutorial_engine.model.checkpoint import load_model, load_tokenizer
 from tutorial_engine.model.decoder import CausalLM
 from tutorial_engine.sampling.params import SamplingParams

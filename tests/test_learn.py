@@ -13,18 +13,18 @@ from learners import forgotten, untouched, with_a_gap
 from tutorial_engine.engine.config import EngineConfig
 from tutorial_engine.engine.engine import LLMEngine
 from tutorial_engine.engine.scheduler import Scheduler
-from tutorial_engine.learn.dry_runs import Job, dry_run, steps
-from tutorial_engine.learn.elsewhere import box
-from tutorial_engine.learn.parts import yours
-from tutorial_engine.learn.predict import UNDECIDED, Predictions
-from tutorial_engine.learn.source import num_lines, show_source
-from tutorial_engine.learn.verdict import (
+from tutorial_engine.learn.exercises.verdict import (
     Verdict,
     check_close,
     guarded,
     has_gap,
     is_open,
 )
+from tutorial_engine.learn.parts.holder import yours
+from tutorial_engine.learn.predict import UNDECIDED, Predictions
+from tutorial_engine.learn.source import num_lines, show_source
+from tutorial_engine.learn.stories.dry_runs import Job, dry_run, steps
+from tutorial_engine.learn.stories.elsewhere import box
 from tutorial_engine.model.attention import naive_attention
 from tutorial_engine.model.decoder import CausalLM, DecoderLayer
 from tutorial_engine.sampling.params import SamplingParams

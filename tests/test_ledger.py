@@ -32,8 +32,8 @@ from tutorial_engine.lab.ledger import (
     our_paths,
     table,
 )
-from tutorial_engine.learn.bugs import Bug, edited, planted
 from tutorial_engine.learn.capstone import watched
+from tutorial_engine.learn.stories.bugs import Bug, edited, planted
 from tutorial_engine.model import decoder
 from tutorial_engine.model.attention import NaiveAttention
 from tutorial_engine.model.batch import Batch

@@ -32,9 +32,9 @@ from tools.publish.build import (
 from tools.publish.figures import DARK, FIGURES, TAG
 from tools.publish.html import page
 from tutorial_engine.lab.real import needs_real
-from tutorial_engine.learn.own import PARTS
-from tutorial_engine.learn.own_memory import PARTS_04, PARTS_05
-from tutorial_engine.learn.own_scheduler import PARTS_03
+from tutorial_engine.learn.parts.memory import PARTS_04, PARTS_05
+from tutorial_engine.learn.parts.model import PARTS
+from tutorial_engine.learn.parts.scheduler import PARTS_03
 from tutorial_engine.learn.without_model import LINE
 from tutorial_engine.viz.moving import at_night
 

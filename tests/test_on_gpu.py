@@ -15,7 +15,7 @@ from tutorial_engine.lab.on_gpu import (
     launches_of_layer,
     profile_step,
 )
-from tutorial_engine.learn.checks_a2 import GpuMemory
+from tutorial_engine.learn.exercises.lesson_a2 import GpuMemory
 
 SHAPE = {
     **{"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 5},

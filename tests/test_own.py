@@ -18,15 +18,23 @@ from torch import Tensor
 
 from tools.publish.build import make_notebook, sources
 from tutorial_engine.lab.ledger import ledger, loop_path, our_paths
-from tutorial_engine.learn import OwnServer, own, own_cache
-from tutorial_engine.learn.earlier import CHECKS as EARLIER
-from tutorial_engine.learn.earlier import bring
-from tutorial_engine.learn.jukebox import BROKEN, exchanged, jukebox_film, jukebox_table, play
-from tutorial_engine.learn.own import PARTS, LayerWeights
-from tutorial_engine.learn.own_cache import CACHES
-from tutorial_engine.learn.own_engine import IN_01, OwnEngine
-from tutorial_engine.learn.parts import PartFailed
-from tutorial_engine.learn.verdict import Verdict
+from tutorial_engine.learn import OwnServer
+from tutorial_engine.learn.exercises.verdict import Verdict
+from tutorial_engine.learn.parts import cache as own_cache
+from tutorial_engine.learn.parts import model as own
+from tutorial_engine.learn.parts.cache import CACHES
+from tutorial_engine.learn.parts.earlier import CHECKS as EARLIER
+from tutorial_engine.learn.parts.earlier import bring
+from tutorial_engine.learn.parts.engine import IN_01, OwnEngine
+from tutorial_engine.learn.parts.holder import PartFailed
+from tutorial_engine.learn.parts.model import PARTS, LayerWeights
+from tutorial_engine.learn.stories.jukebox import (
+    BROKEN,
+    exchanged,
+    jukebox_film,
+    jukebox_table,
+    play,
+)
 from tutorial_engine.model.batch import Batch
 from tutorial_engine.model.decoder import CausalLM
 from tutorial_engine.sampling.params import SamplingParams

@@ -24,11 +24,11 @@ from tutorial_engine.engine.request import Request
 from tutorial_engine.engine.scheduler import Scheduler
 from tutorial_engine.lab.ledger import ledger, our_paths
 from tutorial_engine.learn import OwnServer
-from tutorial_engine.learn.dry_runs import steps
-from tutorial_engine.learn.earlier import CHECKS as EARLIER
-from tutorial_engine.learn.own import PARTS
-from tutorial_engine.learn.own_memory import PARTS_04, PARTS_05
-from tutorial_engine.learn.own_scheduler import PARTS_03
+from tutorial_engine.learn.parts.earlier import CHECKS as EARLIER
+from tutorial_engine.learn.parts.memory import PARTS_04, PARTS_05
+from tutorial_engine.learn.parts.model import PARTS
+from tutorial_engine.learn.parts.scheduler import PARTS_03
+from tutorial_engine.learn.stories.dry_runs import steps
 from tutorial_engine.model.decoder import CausalLM
 from tutorial_engine.sampling.params import SamplingParams
 from tutorial_engine.trace.events import (

@@ -24,7 +24,7 @@ from tutorial_engine.cache.paged_attention import (
 from tutorial_engine.cache.storage import KVStorage
 from tutorial_engine.lab import many_blocks
 from tutorial_engine.lab.many_blocks import PagedAttention, Sums
-from tutorial_engine.learn.bugs import Zoo, edited, planted
+from tutorial_engine.learn.stories.bugs import Zoo, edited, planted
 from tutorial_engine.model.attention import (
     AttentionBackend,
     causal_mask,

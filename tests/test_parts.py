@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from tutorial_engine.learn.parts import PartFailed, Parts, PartsHolder
-from tutorial_engine.learn.verdict import Verdict
+from tutorial_engine.learn.exercises.verdict import Verdict
+from tutorial_engine.learn.parts.holder import PartFailed, Parts, PartsHolder
 
 
 def take(queue: list[int], n: int, names: dict[int, Any]) -> list[int]:

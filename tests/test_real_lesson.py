@@ -20,12 +20,16 @@ from tutorial_engine.lab import real
 from tutorial_engine.lab.conversation import Conversation
 from tutorial_engine.lab.sink import first_slot, loss_without
 from tutorial_engine.lab.two_texts import TwoTexts
-from tutorial_engine.learn.checks_06 import check_find_layer, check_keep, check_replace_head
-from tutorial_engine.learn.earlier import bring
-from tutorial_engine.learn.own import OwnModel
-from tutorial_engine.learn.own_cache import EDITS, find_layer, keep, replace_head
-from tutorial_engine.learn.own_engine import OwnEngine
-from tutorial_engine.learn.parts import Parts
+from tutorial_engine.learn.exercises.lesson_06 import (
+    check_find_layer,
+    check_keep,
+    check_replace_head,
+)
+from tutorial_engine.learn.parts.cache import EDITS, find_layer, keep, replace_head
+from tutorial_engine.learn.parts.earlier import bring
+from tutorial_engine.learn.parts.engine import OwnEngine
+from tutorial_engine.learn.parts.holder import Parts
+from tutorial_engine.learn.parts.model import OwnModel
 from tutorial_engine.model.batch import Batch
 from tutorial_engine.model.checkpoint import load_model
 from tutorial_engine.model.decoder import CausalLM

@@ -26,7 +26,7 @@ from tutorial_engine.engine.replay import (
     Size,
 )
 from tutorial_engine.engine.runner import ModelRunner
-from tutorial_engine.learn.bugs import Zoo, edited, planted
+from tutorial_engine.learn.stories.bugs import Zoo, edited, planted
 from tutorial_engine.model.attention import SdpaAttention
 from tutorial_engine.model.batch import Allocation, Batch
 from tutorial_engine.model.batched_attention import (

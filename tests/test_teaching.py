@@ -30,8 +30,8 @@ from tools.publish.build import (
 from tools.publish.handout import leaks, solutions
 from tools.publish.lesson_pages import questions
 from tools.publish.score import Score, best, main, score
-from tutorial_engine.learn.elsewhere import LLAMA_CPP, SGLANG, VLLM
-from tutorial_engine.learn.verdict import Verdict
+from tutorial_engine.learn.exercises.verdict import Verdict
+from tutorial_engine.learn.stories.elsewhere import LLAMA_CPP, SGLANG, VLLM
 from tutorial_engine.viz.tokens import escape
 
 PAGES = ROOT / "docs" / "teaching"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tools.vllm.ends import answers, difference, read
-from tutorial_engine.learn.bugs import Zoo, edited, planted
+from tutorial_engine.learn.stories.bugs import Zoo, edited, planted
 from tutorial_engine.model.decoder import CausalLM
 from tutorial_engine.sampling.sampler import Sampler
 from tutorial_engine.sampling.stopping import Detokenizer, StopChecker

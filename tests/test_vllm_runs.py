@@ -15,8 +15,8 @@ import torch
 from tutorial_engine.cache.blocks import BlockManager
 from tutorial_engine.lab.beside_vllm import compare, read_runs, recorded_decisions, vllm_path
 from tutorial_engine.lab.ledger import REFERENCE, ledger, our_paths
-from tutorial_engine.learn.own_scheduler import num_tokens_to_run, plan_step
-from tutorial_engine.learn.own_server import OwnServer
+from tutorial_engine.learn.parts.scheduler import num_tokens_to_run, plan_step
+from tutorial_engine.learn.parts.server import OwnServer
 from tutorial_engine.model.checkpoint import load_model, load_tokenizer
 from tutorial_engine.model.decoder import CausalLM
 

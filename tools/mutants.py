@@ -26,8 +26,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from tutorial_engine.learn.judge import wrong_answers
-from tutorial_engine.learn.verdict import Verdict
+from tutorial_engine.learn.exercises.judge import wrong_answers
+from tutorial_engine.learn.exercises.verdict import Verdict
 
 TESTS = Path(__file__).parent.parent / "tests"
 MODULES = ("answers_01", "answers_02", "answers_03", "answers_04")

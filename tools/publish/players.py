@@ -15,7 +15,7 @@ from tools.publish import facts
 from tools.publish.build import NOTEBOOKS
 from tutorial_engine.engine.scheduler import Scheduler
 from tutorial_engine.lab.vllm import recorded_run, serve_again
-from tutorial_engine.learn.jukebox import jukebox_film
+from tutorial_engine.learn.stories.jukebox import jukebox_film
 from tutorial_engine.model.checkpoint import load_model, load_tokenizer
 from tutorial_engine.model.decoder import CausalLM
 from tutorial_engine.viz.attention_explorer import AttentionExplorer

@@ -6,7 +6,7 @@ The files are those of the versions that the lessons read. Knows text; knows no 
 
 import re
 
-from tutorial_engine.learn.vllm_places import SOURCE
+from tutorial_engine.learn.stories.vllm_places import SOURCE
 
 GITHUB = "https://github.com"
 VLLM, LLAMA = f"{GITHUB}/vllm-project/vllm", f"{GITHUB}/ggml-org/llama.cpp/blob/b10970"

@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 
 from tutorial_engine.engine.engine import EngineConfig, LLMEngine
 from tutorial_engine.engine.generate import generate
-from tutorial_engine.learn.verdict import Verdict
+from tutorial_engine.learn.exercises.verdict import Verdict
 from tutorial_engine.model.batch import Batch
 from tutorial_engine.model.checkpoint import load_model, load_tokenizer
 from tutorial_engine.model.decoder import CausalLM

@@ -15,7 +15,7 @@ from IPython.core.getipython import get_ipython
 from IPython.display import display
 
 from tutorial_engine.lab.real import NOT_HERE, where_it_is
-from tutorial_engine.learn.earlier import own_file
+from tutorial_engine.learn.parts.earlier import own_file
 from tutorial_engine.viz.picture import WIDGET_VIEW
 
 LINE = (

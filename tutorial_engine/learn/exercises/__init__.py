@@ -1,0 +1,1 @@
+"""What a check is, and the checks of each notebook's exercises."""

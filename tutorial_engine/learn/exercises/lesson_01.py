@@ -1,0 +1,1041 @@
+"""The checks of notebook 01, and what they know of usual mistakes."""
+
+import dis
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from tutorial_engine.learn.exercises.facts import COLUMNS, AsIs, alike
+from tutorial_engine.learn.exercises.judge import CODE, Slips, judge, read_number, slips_of
+from tutorial_engine.learn.exercises.verdict import CannotBe, Verdict
+from tutorial_engine.learn.parts import model as own
+from tutorial_engine.learn.parts.holder import number, whole
+from tutorial_engine.learn.parts.model import Attend, LayerWeights, rms_norm
+from tutorial_engine.model.attention import NaiveAttention, causal_mask
+from tutorial_engine.model.batch import Batch
+from tutorial_engine.model.checkpoint import load_model
+from tutorial_engine.model.config import ModelConfig
+from tutorial_engine.model.decoder import CausalLM
+from tutorial_engine.model.rope import inverse_frequencies
+from tutorial_engine.viz.words import counted
+
+INF = math.inf
+
+
+def _random(*shape: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+def _described(**given: Any) -> dict[str, object]:
+    """Arguments as they are shown: small tensors are written out, larger ones told to be random."""
+    return {
+        name: one if not isinstance(one, Tensor) else _written_out(one)
+        for name, one in given.items()
+    }
+
+
+def _written_out(one: Tensor) -> object:
+    if one.dim() == 2 and len(one) < 5 and one.shape[1] < 5:
+        return one
+    if one.numel() <= 10:
+        return one.tolist()
+    return AsIs(f"a tensor {list(one.shape)} of numbers drawn at random")
+
+
+def _row_there(one: Any, got: Tensor, want: Tensor) -> Tensor | None:
+    """The row of `one` where two tensors of one shape differ first; of small ones all is shown."""
+    if got.shape != want.shape or got.numel() <= COLUMNS:
+        return None
+    rows = zip(got.flatten(0, -2), want.flatten(0, -2), strict=True)
+    return one.flatten(0, -2)[next(i for i, pair in enumerate(rows) if not alike(*pair))]
+
+
+# -- attention ------------------------------------------------------------------------------------
+
+
+def _attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    scores = q @ k.T / k.shape[-1] ** 0.5
+    shares = scores.masked_fill(~mask, -INF).softmax(dim=-1)
+    return shares @ v
+
+
+ATTENTION_SLIPS: Slips = slips_of(
+    _attention,
+    """
+    @ v →
+        the shares [q, kv] themselves, not yet multiplied by the values ▸ shares @ v
+    / k.shape[-1] ** 0.5 →
+        scores that are not divided by √D ▸ k.shape[-1] ** 0.5
+    / k.shape[-1] ** 0.5 →
+    shares @ v → shares / k.shape[-1] ** 0.5 @ v
+        shares that are divided by √D, in place of the scores
+    masked_fill(~mask, -INF).softmax(dim=-1) → softmax(dim=-1) * mask
+        masked after the softmax, so that the shares of a query no longer add up to 1
+    masked_fill(~mask, -INF).softmax → softmax
+        no mask at all: each query sees every key
+    ~mask → mask
+        the mask turned round: a key counts where `mask` is False
+    scores.masked_fill(~mask, -INF) → (scores * mask).masked_fill(scores * mask == 0, -INF)
+        an allowed key whose score is 0 counts as forbidden ▸ scores.masked_fill(~mask, ...)
+    q @ k.T → q @ v.T
+    shares @ v → shares @ k
+        keys and values swapped: scores from v, the output from k
+    dim=-1 → dim=0
+        a softmax over the queries, not over the keys
+    """,
+)
+
+
+def _some_allowed(q_len: int, kv_len: int) -> Tensor:
+    """A random mask: each query has a key before or after its own place, and never its own.
+
+    So every row has a key, and no triangle is like it.
+    """
+    mask, own_place = _random(q_len, kv_len) > 0, torch.arange(q_len)
+    mask[own_place, own_place - 1] = True
+    mask[own_place, own_place] = False
+    return mask
+
+
+def _shares_in(out: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor | None:
+    """The shares by which an output mixes the values; they follow from it, for few keys."""
+    shares = (out.double() @ v.double().pinverse()).float()
+    is_mix = len(v) <= v.shape[1] and alike(shares @ v, out, 1e-3)
+    return shares if is_mix else None
+
+
+def _sums(out: Tensor, *case: Tensor) -> str | None:
+    """What the shares of the first query whose sum is not 1 add up to."""
+    shares = _shares_in(out, *case)
+    wrong = [] if shares is None else [x for x in shares.sum(dim=1).tolist() if abs(x - 1) > 5e-3]
+    return f"{wrong[0]:.4g}, not 1" if wrong else None
+
+
+def _forbidden(out: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> str | None:
+    """The largest share of a key that the mask forbids."""
+    shares = _shares_in(out, q, k, v, mask)
+    most = 0.0 if shares is None else float((shares * ~mask).max())
+    return f"{most:.4g}" if most > 1e-3 else None
+
+
+def _divided_by(out: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> str | None:
+    """What the scores were divided by before a softmax, where all shares tell the same."""
+    shares = _shares_in(out, q, k, v, mask)
+    if shares is None or bool((shares[mask] <= 0).any()):
+        return None
+    found = []
+    for scores, row, seen in zip(q @ k.T, shares, mask, strict=True):
+        apart = scores[seen] - scores[seen][0]
+        logs = (row[seen] / row[seen][0]).log()
+        found += (apart / logs)[apart != 0].tolist()
+    root = k.shape[-1] ** 0.5
+    same = bool(found) and max(found) - min(found) < 1e-3 * max(found)
+    if not same or abs(found[0] - root) < 1e-3 * root:
+        return None
+    return f"{found[0]:.4g}; √D is {root:.4g}"
+
+
+def _with_unit_values(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> dict[str, object]:
+    """A case as it is shown: of unit vectors in v it says so."""
+    if not alike(v, torch.eye(*v.shape)):
+        return {"q": q, "k": k, "v": v, "mask": mask}
+    what = AsIs("unit vectors: the output is the shares (attention weights)")
+    return {"q": q, "k": k, "mask": mask, "v": what}
+
+
+# the third key is forbidden to the first query, and has the largest score; the values are unit
+# vectors, so that an output is its shares
+SMALL = (
+    torch.tensor([[1.0, 0.0, 0.0, 0.0], [0.0, 2.0, 0.0, 1.0]]),
+    torch.tensor([[1.0, 2.0, 0.0, 0.0], [0.0, 1.0, 0.0, 1.0], [2.0, 0.0, 1.0, 0.0]]),
+    torch.eye(3, 4),
+    torch.tensor([[True, True, False], [True, True, True]]),
+)
+# a forbidden score of −1000, say, is not low enough here: the allowed one is −2000
+LOW = (
+    torch.ones(1, 4),
+    torch.tensor([[-1000.0] * 4, [0.0] * 4, [0.0] * 4]),
+    torch.eye(3, 4),
+    torch.tensor([[True, False, False]]),
+)
+
+
+def _may_be_nan(function: Callable[..., Tensor], q: Tensor, *case: Tensor) -> Any:
+    """An answer; for LOW a softmax by exp, as section 4 writes it, divides 0 by 0: no mistake."""
+    try:
+        out = function(q, *case)
+    except ZeroDivisionError:
+        if not torch.equal(q, LOW[0]):
+            raise
+        return LOW[2][:1]
+    by_zero = torch.equal(q, LOW[0]) and isinstance(out, Tensor) and bool(out.isnan().all())
+    return LOW[2][:1] if by_zero else out
+
+
+def check_attention(function: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]) -> Verdict:
+    """Check a learner's function(q [q, D], k [kv, D], v [kv, D], mask [q, kv]) → out [q, D]."""
+    cases = [
+        (_random(n, size), _random(kv, size), _random(kv, size) + 1, mask)
+        for n, kv, size in ((2, 3, 4), (1, 3, 4), (3, 5, 8), (6, 6, 8))
+        for mask in (causal_mask(n, kv), _some_allowed(n, kv))
+    ]
+    cases[2][1][0] = 0  # the key that the only query may see has the score 0
+    return judge(
+        *("attention", function, own.attention, [SMALL, *cases, LOW], ATTENTION_SLIPS),
+        "attention: equal to the package's, 1 to 6 queries, D=8 and 4, causal and random masks",
+        call=_may_be_nan,
+        inputs=_with_unit_values,
+        also={
+            "a query's shares add up to": _sums,
+            "a forbidden key has the share": _forbidden,
+            "the scores are divided by": _divided_by,
+        },
+    )
+
+
+# -- window_mask ----------------------------------------------------------------------------------
+
+
+def _mask(q_len: int, kv_len: int, window: int) -> Tensor:
+    query = torch.arange(kv_len - q_len, kv_len)[:, None]
+    key = torch.arange(kv_len)
+    back = query - key
+    return (back >= 0) & (back < window)
+
+
+MASK_SLIPS: Slips = slips_of(
+    _mask,
+    """
+    return (back >= 0) & (back < window) → return ~((back >= 0) & (back < window))
+        the mask turned round: True where a query may NOT attend
+    return (back >= 0) & (back < window) → return ((back >= 0) & (back < window)).T
+        rows and columns swapped: a row for each key, a column for each query
+    query - key → key - query
+        it looks forward: each query sees itself and keys after it
+    kv_len - q_len, kv_len) → q_len)
+        lined up at the upper left: the queries stand at the FIRST positions, not at the last
+        ▸ the first one stands at kv_len - q_len
+    kv_len - q_len, kv_len) → kv_len)
+        a row for each of the kv_len positions, not for the last q_len alone
+    (back >= 0) & →
+        the window without the causal mask: a query sees all keys after it as well
+    & (back < window) →
+        the causal mask without the window: a query sees all keys before it
+    back >= 0 → back > 0
+        no query sees itself
+    back < window → back <= window
+        one key too many: itself and `window` keys before it
+    back < window → back < window - 1
+        one key too few: itself and window − 2 keys before it
+    """,
+)
+
+
+def check_window_mask(function: Callable[[int, int, int], Tensor]) -> Verdict:
+    """Check a learner's function(q_len, kv_len, window) → bool [q_len, kv_len]."""
+    cases = (
+        (2, 3, 2),
+        (2, 3, 1),  # each token sees itself alone
+        (3, 3, 2),  # the first query stands at position 0: fewer keys than the window
+        (1, 5, 3),  # one query: the last token, as in decoding
+        (3, 7, 4),
+        (2, 2, 9),  # a window wider than all keys
+    )
+    return judge(
+        *("window_mask", function, own.window_mask, cases, MASK_SLIPS),
+        "window_mask: right for all queries at once, for one, for some, and for a wide window",
+        also={"queries stand at": lambda _, q_len, kv_len, __: list(range(kv_len - q_len, kv_len))},
+    )
+
+
+# -- kv_head --------------------------------------------------------------------------------------
+
+HEAD_SLIPS: Slips = slips_of(
+    own.kv_head,
+    """
+    h // (num_heads // num_kv_heads) → h % num_kv_heads
+        h % num_kv_heads, so that neighbours read different K/V heads
+    (num_heads // num_kv_heads) → num_kv_heads
+        h divided by the number of K/V heads, not by the size of a group
+        ▸ num_heads // num_kv_heads
+    h // (num_heads // num_kv_heads) → num_heads // num_kv_heads
+        the size of a group, whatever h is
+    h // (num_heads // num_kv_heads) → h
+        the query head itself
+    (num_heads // num_kv_heads) → (num_heads // num_kv_heads) + 1
+        smaller than it should be, as if a group had one head more
+    h // (num_heads // num_kv_heads) → round(h / (num_heads // num_kv_heads))
+        h / group rounded to the nearest number, not rounded down
+    (num_heads // num_kv_heads) → 3
+        groups of 3 heads, whatever the numbers of heads are
+    h // (num_heads // num_kv_heads) → h % (num_heads // num_kv_heads)
+        the place of h inside its group
+    h // (num_heads // num_kv_heads) → h - h % (num_heads // num_kv_heads)
+        the first query head of the group of h
+    """,
+)
+
+
+def _every_head(function: Callable[..., Any], num_heads: int, num_kv_heads: int) -> Any:
+    """The answers for all heads; None if one is."""
+    found = []
+    for h in range(num_heads):
+        answer = function(h, num_heads, num_kv_heads)
+        if answer is None or answer is ...:
+            return None
+        if (head := whole(answer)) is None:
+            asked = f"kv_head({h}, {num_heads}, {num_kv_heads})"
+            kind = type(answer).__name__
+            raise CannotBe(f"{asked} must be an int, got {answer!r:.40}, of type {kind}")
+        found.append(head)
+    return found
+
+
+def check_kv_head(function: Callable[[int, int, int], int]) -> Verdict:
+    """Check a learner's function(h, num_heads, num_kv_heads) → the K/V head of query head h."""
+    cases = (
+        (6, 2),
+        (4, 4),  # each query head has a K/V head of its own
+        (8, 1),  # all share one
+        (16, 8),
+    )
+    return judge(
+        *("kv_head", function, own.kv_head, cases, HEAD_SLIPS),
+        "kv_head: 6/2, 16/8, 8/1 and 4/4 heads",
+        call=_every_head,
+        inputs=lambda heads, kv_heads: {
+            "h": AsIs(f"each of 0 to {heads - 1}"),
+            "num_heads": heads,
+            "num_kv_heads": kv_heads,
+        },
+    )
+
+
+# -- rope -----------------------------------------------------------------------------------------
+
+
+def _rope(x: Tensor, angles: Tensor) -> Tensor:
+    a, b = x.chunk(2, dim=-1)
+    cos, sin = angles.cos()[:, None], angles.sin()[:, None]
+    a, b = a * cos - b * sin, b * cos + a * sin
+    return torch.cat((a, b), dim=-1)
+
+
+ROPE_SLIPS: Slips = slips_of(
+    _rope,
+    """
+    angles.cos()[:, None], angles.sin()[:, None] → angles[:, None], angles[:, None]
+        the angles themselves where their cosines and sines belong ▸ angles.cos() and angles.sin()
+    angles.sin() → -angles.sin()
+        turned the wrong way round, by −φ
+    x.chunk(2, dim=-1) → (x[..., 0::2], x[..., 1::2])
+    cat((a, b), dim=-1) → stack((a, b), dim=-1).flatten(-2)
+        neighbours are paired, (0 1)(2 3), and not i with i + D/2
+    cat((a, b), dim=-1) → stack((a, b), dim=-1).flatten(-2)
+        pairs i and i + D/2 are turned, and the halves then joined in turns: a b a b
+        ▸ torch.cat((a, b), dim=-1)
+    x.chunk(2, dim=-1) → (x[..., 0::2], x[..., 1::2])
+        neighbours are turned as pairs, (0 1)(2 3), and then stand as halves
+        ▸ x.chunk(2, dim=-1)
+    a * cos - b * sin, b * cos + a * sin → a * sin - b * cos, b * sin + a * cos
+        those with cos and sin swapped, a sin φ − b cos φ
+    return torch.cat((a, b), dim=-1) → return x
+        x itself, not turned
+    return torch.cat((a, b), dim=-1) → return a, b
+        the two halves, not joined to one tensor ▸ torch.cat((a, b), dim=-1)
+    (a, b), dim=-1 → (a, b)
+        the halves joined along the tokens ▸ torch.cat((a, b), dim=-1)
+    cat((a, b), dim=-1) → stack((a, b), dim=-1)
+        the halves stacked along a new last axis ▸ torch.cat((a, b), dim=-1)
+    b * cos + a * sin → b
+        right in the first half, b itself in the second
+    b * cos + a * sin → a * cos + b * sin
+        right in the first half, a cos φ + b sin φ in the second
+    b * cos + a * sin → a * sin - b * cos
+        right in the first half, a sin φ − b cos φ in the second
+    a, b = x → angles = angles.deg2rad(); a, b = x
+        turned by φ · π/180, as if the angles were degrees
+    a, b = a * cos - b * sin, b → a = a * cos - b * sin; b = b
+        right in the first half, made with the NEW first half in the second ▸ a.clone()
+    (a, b) → (b, a)
+        the two halves in the other order
+    - b * sin → + b * sin
+        a cos φ + b sin φ in the first half, right in the second
+    + a * sin → - a * sin
+        right in the first half, b cos φ − a sin φ in the second
+    """,
+)
+
+
+# one head of one token: the first half alone, and the second
+FIRST_HALF, SECOND_HALF = (torch.tensor([[x]]) for x in ([1.0, 2, 0, 0], [0.0, 0, 1, 2]))
+
+
+def check_rope(function: Callable[[Tensor, Tensor], Tensor]) -> Verdict:
+    """Check a learner's function(x [T, heads, D], angles [T, D / 2]) → x turned (half-split)."""
+    cases = [
+        (FIRST_HALF, torch.zeros(1, 2)),  # position 0: nothing turns
+        (FIRST_HALF, torch.tensor([[1.0, 2.0]])),
+        (SECOND_HALF, torch.tensor([[1.0, 2.0]])),
+    ]
+    for positions, heads, size in (
+        (torch.arange(2), 3, 4),
+        (torch.arange(6), 2, 8),
+        (torch.tensor([7]), 1, 8),  # one token that does not stand at position 0
+    ):
+        angles = positions[:, None] * inverse_frequencies(size, 10000.0)
+        cases.append((_random(len(positions), heads, size), angles))
+    return judge(
+        *("rope", function, own.rope, cases, ROPE_SLIPS),
+        "rope: equal to the package's, half-split pairs, 6, 2 and 1 tokens",
+        inputs=lambda x, angles: _described(x=x, angles=angles),
+        also={
+            "there, in yours": lambda got, *case: _row_there(got, got, own.rope(*case)),
+            "there, expected": lambda got, *case: _row_there(right := own.rope(*case), got, right),
+        },
+    )
+
+
+# -- project --------------------------------------------------------------------------------------
+
+# what q, k or v is → how it is made of the right one [T, heads, D], and of the right q
+PROJECT_CHANGES: Slips = {
+    "not split into heads: [T, heads · D]": lambda x, q: x.flatten(1),
+    "with the heads first: [heads, T, D]": lambda x, q: x.transpose(0, 1),
+    "with the last two axes swapped: [T, D, heads]": lambda x, q: x.mT,
+    "split into head_dim heads: [T, D, heads]": lambda x, q: x.flatten(1).unflatten(
+        -1, (x.shape[-1], -1)
+    ),
+    "[heads, T, D], but with numbers of several tokens in one head": lambda x, q: x.reshape(
+        x.shape[1], -1, x.shape[-1]
+    ),
+    "split so that a head has every n-th number, not neighbours": lambda x, q: (
+        x.flatten(1).unflatten(-1, (x.shape[-1], -1)).mT
+    ),
+    "of the right shape, but the tokens are cut as well as the last axis"
+    f"{CODE}.unflatten(-1, (-1, head_dim))": lambda x, q: x.reshape(
+        x.shape[1], -1, x.shape[-1]
+    ).transpose(0, 1),
+    "repeated for each query head: as many heads as q": lambda x, q: x.repeat_interleave(
+        q.shape[1] // x.shape[1], dim=1
+    ),
+}
+
+
+def _changed(which: str, change: Callable[..., Any]) -> Callable[..., list[Tensor]]:
+    """The right projections, some of them changed."""
+
+    def project(*case: Any) -> list[Tensor]:
+        qkv = own.project(*case)
+        return [
+            change(one, qkv[0]) if name in which else one
+            for name, one in zip("qkv", qkv, strict=True)
+        ]
+
+    return project
+
+
+def _in_order(*order: int) -> Callable[..., list[Tensor]]:
+    return lambda *case: [own.project(*case)[i] for i in order]
+
+
+PROJECT_SLIPS: Slips = {
+    **{
+        f"{which} {words}": _changed(which, change)
+        for words, change in PROJECT_CHANGES.items()
+        for which in ("q", "k", "v", "k and v", "q, k and v")
+        if "q" not in which or "repeated" not in words
+    },
+    "k and v swapped": _in_order(0, 2, 1),
+    "q and k swapped": _in_order(1, 0, 2),
+    "v is the same as k": _in_order(0, 1, 1),
+    "k is the same as v": _in_order(0, 2, 2),
+}
+
+# one token, two query heads and one K/V head of two numbers
+TWO_HEADS = (
+    torch.tensor([[1.0, 0.0, 2.0]]),
+    torch.tensor([[1.0, 2.0, 0.0], [0.0, 3.0, 1.0], [2.0, 4.0, 1.0], [1.0, 5.0, 2.0]]),
+    torch.tensor([[0.0, 6.0, 3.0], [3.0, 7.0, 2.0]]),
+    torch.tensor([[0.0, 8.0, 4.0], [1.0, 9.0, 4.0]]),
+    2,
+)
+
+
+def check_project(function: Callable[..., Sequence[Tensor]]) -> Verdict:
+    """Check a learner's function(x, w_q, w_k, w_v, head_dim) → q [T, H, D], k, v [T, H_kv, D]."""
+    cases: list[tuple[Any, ...]] = [TWO_HEADS]
+    for heads, kv_heads, size, hidden in ((4, 2, 8, 24), (3, 1, 4, 12)):
+        w_q, w_k, w_v = (_random(n * size, hidden) + n for n in (heads, kv_heads, kv_heads))
+        cases.append((_random(5, hidden), w_q, w_k, w_v.flip(0), size))
+
+    def read(got: Any) -> Sequence[Any]:
+        got = tuple(got) if isinstance(got, Iterator | list) else got
+        if isinstance(got, tuple) and len(got) == 3:
+            for name, one in zip("qkv", got, strict=True):
+                if not isinstance(one, Tensor):
+                    kind = type(one).__name__
+                    raise CannotBe(f"{name} must be a tensor [T, heads, D], got a {kind}")
+            return got
+        is_one = isinstance(got, Tensor)
+        kind = f"one tensor {list(got.shape)}" if is_one else f"a {type(got).__name__}"
+        raise CannotBe(f"it must return three tensors (q, k, v), got {kind}")
+
+    def wrong_ones(got: Sequence[Any], *case: Any) -> AsIs:
+        three = zip("qkv", got, own.project(*case), strict=True)
+        return AsIs(", ".join(name for name, mine, right in three if not alike(mine, right)))
+
+    return judge(
+        *("project", function, own.project, cases, PROJECT_SLIPS),
+        "project: 4 query and 2 K/V heads of 8 numbers, then 3 and 1 of 4",
+        read=read,
+        inputs=lambda x, w_q, w_k, w_v, size: _described(
+            x=x, w_q=w_q, w_k=w_k, w_v=w_v, head_dim=size
+        ),
+        also={"other than expected": wrong_ones},
+    )
+
+
+# -- layer ----------------------------------------------------------------------------------------
+
+TEXT_IDS = (312, 265, 65, 401, 97, 300, 77, 258, 11, 500)  # any tokens do; ten of them
+
+
+def _layer(x: Tensor, w: LayerWeights, angles: Tensor, attend: Attend) -> Tensor:
+    h = rms_norm(x, w.input_norm)
+    q, k, v = own.project(h, w.q, w.k, w.v, len(w.q_norm))
+    q, k = rms_norm(q, w.q_norm), rms_norm(k, w.k_norm)
+    q, k = own.rope(q, angles), own.rope(k, angles)
+    mixed = attend(q, k, v).flatten(1) @ w.o.T
+    y = x + mixed
+    h = rms_norm(y, w.mlp_norm)
+    gate, up = h @ w.gate.T, h @ w.up.T
+    out = (F.silu(gate) * up) @ w.down.T
+    return y + out
+
+
+LAYER_SLIPS: Slips = slips_of(
+    _layer,
+    """
+    y = x + mixed → y = mixed
+        a layer without the first residual: x is not added to attention
+    return y + out → return out
+        a layer without the second residual: the MLP's result alone
+    y = x + mixed → y = mixed
+    return y + out → return out
+        a layer without both residuals: nothing is added to the stream
+    return y + out → return x + y + out
+        a layer where x is added twice
+    y + out → x + out
+        x + MLP: attention is missing from the sum
+    (y, → (x,
+        a layer whose MLP reads the norm of x, not that of x + attention
+    h = rms_norm(x, w.input_norm) → x = h = rms_norm(x, w.input_norm)
+        a layer where attention is added to the normed x
+    h = rms_norm(y, w.mlp_norm) → y = h = rms_norm(y, w.mlp_norm)
+        a layer where the MLP is added to the normed sum
+    h = rms_norm(x, w.input_norm) → x = h = rms_norm(x, w.input_norm)
+    h = rms_norm(y, w.mlp_norm) → y = h = rms_norm(y, w.mlp_norm)
+        a layer where both residuals are added to normed vectors
+    h = rms_norm(x, w.input_norm) → h = x
+    x + mixed → x + rms_norm(mixed, w.input_norm)
+    h = rms_norm(y, w.mlp_norm) → h = y
+    y + out → y + rms_norm(out, w.mlp_norm)
+        a layer with the norms after attention and after the MLP, not before
+    h = rms_norm(x, w.input_norm) → h = x
+    x + mixed → rms_norm(x + mixed, w.input_norm)
+    h = rms_norm(y, w.mlp_norm) → h = y
+    y + out → rms_norm(y + out, w.mlp_norm)
+        a layer with the norms after each sum (as in 2017), not before
+    h = rms_norm(x, w.input_norm) → h = x
+        a layer whose attention reads x itself, not normed ▸ rms_norm(x, w.input_norm)
+    h = rms_norm(y, w.mlp_norm) → h = y
+        a layer whose MLP reads the stream itself, not normed
+    h = rms_norm(y, w.mlp_norm) →
+        a layer whose MLP reads the first norm, of x by w.input_norm
+    h = rms_norm(y, w.mlp_norm) → h = x
+        a layer whose MLP reads x itself
+    x, w.input_norm → x, w.mlp_norm
+    y, w.mlp_norm → y, w.input_norm
+        a layer with w.input_norm and w.mlp_norm swapped
+    w.mlp_norm → w.input_norm
+        a layer with w.input_norm in both norms
+    q, k = rms_norm(q, w.q_norm), rms_norm(k, w.k_norm) →
+        a layer without q_norm and k_norm
+    rms_norm(q, w.q_norm) → q
+        a layer without q_norm
+    rms_norm(k, w.k_norm) → k
+        a layer without k_norm
+    k, w.k_n → k, w.q_n
+        a layer where k is normed with w.q_norm
+    q, w.q_n → q, w.k_n
+    k, w.k_n → k, w.q_n
+        a layer with w.q_norm and w.k_norm swapped
+    q, k = own.rope(q, angles), own.rope(k, angles) →
+        a layer without rope: q and k are not turned
+    own.rope(q, angles) → q
+        a layer where q is not turned
+    own.rope(k, angles) → k
+        a layer where k is not turned
+    attend(q, k, v) → attend(q, k, own.rope(v, angles))
+        a layer where v is turned as well
+    own.rope(q, angles), own.rope(k, angles) → q, k
+    rms_norm(q, → rms_norm(own.rope(q, angles),
+    rms_norm(k, → rms_norm(own.rope(k, angles),
+        a layer with rope before q_norm and k_norm, not after them
+    attend(q, k, v) → attend(q, k, rms_norm(v, w.k_norm))
+        a layer where v is normed as well, with w.k_norm
+    attend(q, k, v) → attend(q, v, k)
+        a layer where attention gets k and v swapped
+    w.k, w.v → w.v, w.k
+        a layer with w.k and w.v swapped
+    attend(q, k, v) → (attend(q, k, v) / len(w.q_norm) ** 0.5)
+        a layer where the result of attention is divided by √D
+    .flatten(1) → .mT.flatten(1)
+        a layer where the heads are joined number by number, not head after head ▸ .flatten(1)
+    .flatten(1) → .transpose(0, 1).reshape(len(x), -1)
+        a layer where tokens are mixed when the heads are joined ▸ .flatten(1)
+    x + mixed → x
+        a layer without attention: only the MLP is there
+    y + out → y
+        a layer without the MLP: only attention is there
+    gate, up = → up, gate =
+        a layer with gate and up swapped: silu of up ▸ silu(h @ w.gate.T)
+    F.silu(gate) * up → F.silu(gate * up)
+        a layer with silu of gate · up, not of the gate alone ▸ silu(h @ w.gate.T)
+    F.silu(gate) → (F.silu(h) @ w.gate.T)
+        a layer with silu before w.gate, not after it ▸ silu(h @ w.gate.T)
+    F.silu(gate) * up → F.silu(gate) + up
+        a layer where silu(gate) and up are added, not multiplied
+    F.silu → F.gelu
+        a layer with gelu in the place of silu
+    F.silu(gate) → gate
+        a layer without silu ▸ silu(h @ w.gate.T)
+    F.silu → F.sigmoid
+        a layer with sigmoid(g) in the place of silu(g) = g · sigmoid(g)
+    """,
+)
+
+
+@cache
+def tiny_model() -> CausalLM:
+    """The model that ships, loaded once for the checks."""
+    return load_model()
+
+
+class LayerCase(NamedTuple):
+    """What a layer is given, but for `attend`."""
+
+    name: str
+    x: Tensor
+    weights: LayerWeights
+    angles: Tensor
+
+
+@cache
+def _layers() -> list[LayerCase]:
+    """Small layers of which parts add nothing; two of the model that ships; one of other sizes."""
+    model, batch, found = tiny_model(), Batch.from_sequences([TEXT_IDS]), []
+    x = model.model.embed_tokens(batch.input_ids)
+    angles = batch.positions[:, None] * model.model.rotary_emb.inv_freq
+    for i, layer in enumerate(model.model.layers):
+        found.append(LayerCase(f"layer {i}", x, LayerWeights.of(layer), angles))  # type: ignore[arg-type]
+        x = _with_attend(own.layer, *found[-1])
+    return [*_small_layers(), found[0], found[-1], _other_sizes()]
+
+
+SMALL_X = torch.tensor([[1.0, 0.0, 2.0], [0.0, 3.0, 1.0]])
+
+
+def _small_layers() -> list[LayerCase]:
+    """Two tokens of three numbers: x alone, with attention alone, with the MLP alone."""
+    weights = _random_weights(heads=4, kv_heads=2, hidden=3, size=2, wide=5)
+    no_o, no_down = torch.zeros_like(weights.o), torch.zeros_like(weights.down)
+    each = {
+        "w.o = w.down = 0, so that nothing is added to x": {"o": no_o, "down": no_down},
+        "w.down = 0, so that the MLP adds nothing; the others drawn at random": {"down": no_down},
+        "w.o = 0, so that attention adds nothing; the others drawn at random": {"o": no_o},
+    }
+    angles = torch.tensor([[0.0], [1.0]])
+    return [
+        LayerCase(words, SMALL_X, weights._replace(**zero), angles) for words, zero in each.items()
+    ]
+
+
+def _random_weights(heads: int, kv_heads: int, hidden: int, size: int, wide: int) -> LayerWeights:
+    shapes = {"input_norm": [hidden], "mlp_norm": [hidden], "q_norm": [size], "k_norm": [size]}
+    shapes |= {"q": [heads * size, hidden], "o": [hidden, heads * size]}
+    shapes |= {"k": [kv_heads * size, hidden], "v": [kv_heads * size, hidden]}
+    shapes |= {"gate": [wide, hidden], "up": [wide, hidden], "down": [hidden, wide]}
+    draw = torch.Generator().manual_seed(1)
+    return LayerWeights(
+        **{
+            name: torch.randn(shape, generator=draw) / shape[-1] ** 0.5
+            if shape[1:]
+            else torch.rand(shape, generator=draw) + 0.5
+            for name, shape in shapes.items()
+        }
+    )
+
+
+def _other_sizes(heads: int = 8, kv_heads: int = 4) -> LayerCase:
+    """Seven tokens from position 3 on, in a layer where nothing has the size that the model has."""
+    hidden, size, tokens = 40, 18, 7
+    angles = torch.arange(3, 3 + tokens)[:, None] * inverse_frequencies(size, 10000.0)
+    weights = _random_weights(heads, kv_heads, hidden, size, wide=56)
+    heads_are = f"{heads} query and {kv_heads} K/V heads of {size} numbers"
+    return LayerCase(f"random numbers: {heads_are}", _random(tokens, hidden), weights, angles)
+
+
+def _with_attend(
+    function: Callable[..., Any], name: str, x: Tensor, w: LayerWeights, angles: Tensor
+) -> Any:
+    batch, backend = Batch.from_sequences([range(len(x))]), NaiveAttention()
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, *more: object, **named: object) -> Tensor:
+        if more or named:
+            count = 3 + len(more) + len(named)
+            raise TypeError(f"attend takes q, k and v, and has the mask already; it got {count}")
+        if q.dim() == k.dim() == 3 and q.shape[1] < k.shape[1]:
+            few, many = q.shape[1], k.shape[1]
+            raise CannotBe(f"attend must get q, k and v; its q has {few} heads, and its k {many}")
+        return backend.attend(0, q, k, v, batch)
+
+    return function(x, w, angles, attend)
+
+
+def _given_to_attend(function: Callable[..., Any], *case: Any) -> AsIs:
+    """Which of the q, k and v that a layer gives to attend are the right ones."""
+    heard: list[tuple[Tensor, ...]] = []
+
+    def attend(*q_k_v: Tensor) -> Tensor:
+        heard.append(q_k_v)
+        return q_k_v[0]
+
+    layers: tuple[Callable[..., Any], ...] = (own.layer, function)
+    for one in layers:
+        one(*case, attend)
+    if len(heard) != 2:
+        return AsIs(f"{counted(len(heard) - 1, 'call')} in place of one")
+    three = [*zip("qkv", *heard, strict=True)]
+    return AsIs(
+        "; ".join(
+            f"{name} as expected"
+            if alike(got, want)
+            else f"{name} with other numbers"
+            if got.shape == want.shape
+            else f"{name} {list(got.shape)}, expected {list(want.shape)}"
+            for name, want, got in three
+        )
+    )
+
+
+def _wrong_below(function: object) -> str:
+    """The exercise that a layer calls and that is not right, with what is wrong; "" if none."""
+    code = getattr(function, "__code__", None)
+    steps = dis.get_instructions(code) if code else ()
+    names = [step.argval for step in steps if step.opname == "LOAD_GLOBAL"]
+    known = getattr(function, "__globals__", {})
+    for name, check in (("project", check_project), ("rope", check_rope), ("layer", check_layer)):
+        if name in names and callable(known.get(name)):
+            verdict = check(known[name])
+            if verdict.ok is None:
+                return f"it calls {name}, which is not done yet"
+            if verdict.ok is False:
+                return f"it calls your {name}, which is not ✔ yet:\n{verdict.message}"
+    return ""
+
+
+def check_layer(function: Callable[[Tensor, LayerWeights, Tensor, Attend], Tensor]) -> Verdict:
+    """Check a learner's function(x [T, hidden], w, angles [T, D / 2], attend) → [T, hidden].
+
+    With small random weights, with those of two layers of the model that ships, against these
+    layers themselves, and with random weights of other sizes.
+    """
+    return _judge_layer("layer", function, own.layer, LAYER_SLIPS, _with_attend)
+
+
+@torch.no_grad()
+def _judge_layer(
+    name: str,
+    function: Callable[..., Any],
+    right: Callable[..., Any],
+    slips: Slips,
+    call: Callable[..., Any],
+    then: Callable[[Any], str] | None = None,
+) -> Verdict:
+    """`call(function, name of the case, x, weights, angles)` asks a layer."""
+    cases = _layers()
+    last = cases[-2].name[-1]
+
+    def inputs(case: str, x: Tensor, _: LayerWeights, angles: Tensor) -> dict[str, object]:
+        if case.startswith("w."):
+            return {"x": x, "angles": angles, "w": AsIs(case)}
+        what = case if case.startswith("random") else f"the weights of {case} of the model"
+        x_is = f"a tensor {list(x.shape)}: {len(x)} tokens that stand before this layer"
+        return {"x": AsIs(x_is), "angles": AsIs(f"a tensor {list(angles.shape)}"), "w": AsIs(what)}
+
+    gives = {"attend is given": lambda _, __, *case: _given_to_attend(function, *case)}
+    verdict = judge(
+        *(name, function, right, cases, slips),
+        f"{name}: equal to the model's layers 0 and {last}, and right for other sizes",
+        call=call,
+        inputs=inputs,
+        also=gives if call is _with_attend else {},
+        then=then,
+    )
+    if verdict.ok is False and (why := _wrong_below(function)):
+        return Verdict(False, f"{name}: {why}")
+    return verdict
+
+
+# -- the bonus: a layer that is all there ---------------------------------------------------------
+
+
+def _all_heads(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    group = q.shape[1] // k.shape[1]
+    k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
+    scores = torch.einsum("qhd,khd->hqk", q, k) / q.shape[-1] ** 0.5
+    scores = scores.masked_fill(~causal_mask(len(q), len(k)), -INF)
+    return torch.einsum("hqk,khd->qhd", scores.softmax(dim=-1), v)
+
+
+ALL_HEADS_SLIPS: Slips = slips_of(
+    _all_heads,
+    """
+    .masked_fill(~causal_mask(len(q), len(k)), -INF) →
+        a layer without a causal mask: queries see later tokens
+    ~causal → causal
+        a layer with the mask turned round: queries see later tokens alone
+    -INF → 0.0
+        a layer where a forbidden key counts as one with the score 0
+    k.repeat_interleave(group, 1) → k.repeat(1, group, 1)
+    v.repeat_interleave(group, 1) → v.repeat(1, group, 1)
+        a layer where query head h reads K/V head h % n ▸ repeat_interleave
+    k.repeat_interleave(group, 1) → k.repeat(1, group, 1)
+        a layer where query head h reads the K of K/V head h % n, and the right V
+        ▸ repeat_interleave
+    v.repeat_interleave(group, 1) → v.repeat(1, group, 1)
+        a layer where query head h reads the V of K/V head h % n, and the right K
+        ▸ repeat_interleave
+    / q.shape[-1] ** 0.5 →
+        a layer whose scores are not divided by √D
+    ** 0.5 →
+        a layer whose scores are divided by D, not by √D
+    q.shape[-1] → len(q)
+        a layer whose scores are divided by √T, not by √D
+    dim=-1 → dim=-2
+        a layer whose softmax runs over the queries, not over the keys
+    dim=-1 → dim=0
+        a layer whose softmax runs over the heads, not over the keys
+    """,
+)
+
+
+class _Counted(TorchFunctionMode):
+    """Counts the calls of PyTorch inside the block."""
+
+    count = 0
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+def _num_calls(function: Callable[..., Any], heads: int, kv_heads: int) -> int:
+    _, *given = _other_sizes(heads, kv_heads)
+    with _Counted() as calls:
+        function(*given)
+    return calls.count
+
+
+def _loop_over_heads(function: Callable[..., Any]) -> str:
+    """Does a layer call PyTorch more often where it has more heads? What to say then, else ""."""
+    few = _num_calls(function, 8, 4)
+    many = max(_num_calls(function, 16, kv_heads) for kv_heads in (8, 4))  # or larger groups
+    if few == many:
+        return ""
+    return (
+        f"right, but the more heads, the more calls of PyTorch: {few} with 8 query heads, {many} "
+        "with 16; it must compute all heads in one call, as naive_attention in section 4 does"
+    )
+
+
+def _with_heads(
+    function: Callable[..., Any], heads: Callable[..., Tensor]
+) -> Callable[[Tensor, LayerWeights, Tensor], Tensor]:
+    """A layer that brings its own attention, of one that is given it."""
+    return lambda x, w, angles: function(x, w, angles, heads)
+
+
+WHOLE_SLIPS: Slips = {
+    **{words: _with_heads(own.layer, slip) for words, slip in ALL_HEADS_SLIPS.items()},
+    **{words: _with_heads(slip, _all_heads) for words, slip in LAYER_SLIPS.items()},
+}
+
+
+def check_whole_layer(function: Callable[[Tensor, LayerWeights, Tensor], Tensor]) -> Verdict:
+    """Check a learner's function(x [T, hidden], w, angles [T, D / 2]) → [T, hidden], no `attend`.
+
+    On the layers that `check_layer` takes, with its slips and those of attention.
+    """
+    return _judge_layer(
+        *("whole_layer", function, _with_heads(own.layer, _all_heads), WHOLE_SLIPS),
+        *(lambda function, _, *case: function(*case), _loop_over_heads),
+    )
+
+
+# -- induction ------------------------------------------------------------------------------------
+
+
+def _score(shares: Tensor, period: int) -> Tensor:
+    """The mean share that the queries of the second round give to their right keys."""
+    queries = torch.arange(period, 2 * period)
+    keys = queries - period + 1
+    return shares[queries, keys].mean()
+
+
+SCORE_SLIPS: Slips = slips_of(
+    _score,
+    """
+    .mean() → .sum()
+        the sum of the shares, not their mean
+    .mean() → .mean() / 2
+        half the score
+    shares[queries, keys] → shares[queries][:, keys]
+        the mean over all pairs of these queries and keys, not over one key for each query
+        ▸ shares[queries, keys] picks one share for each
+    period + 1 → period
+        the mean share for the earlier place of the same token, not for the token after it
+    period + 1 → period - 1
+        the mean share for the token BEFORE the earlier place, not for the one after it
+    queries - period + 1 → queries
+        the mean share that each token gives to itself
+    queries - period + 1 → queries - 1
+        the mean share that each token gives to the one before it
+    shares[queries, keys] → shares[keys, queries]
+        the mean with rows and columns swapped: what the keys give to the queries
+    arange(period, → arange(period - 1,
+        the mean over one query too many: the last of the first round as well
+    2 * period) → 2 * period - 1)
+        the mean without the last query, position 2·period − 1
+    shares[queries, keys] → shares[queries].amax(-1)
+        the mean of the largest share in each row, wherever that is
+    """,
+)
+
+
+# two tokens said twice: the right keys of the queries 2 and 3 are 1 and 2
+TWICE_TWO = torch.tensor(
+    [[1.0, 0.0, 0.0, 0.0], [0.9, 0.1, 0.0, 0.0], [0.1, 0.7, 0.2, 0.0], [0.0, 0.2, 0.3, 0.5]]
+)
+
+
+def check_induction_score(function: Callable[[Tensor, int], Tensor | float]) -> Verdict:
+    """Check a learner's function(shares [2·period, 2·period], period) → mean share, 0..1."""
+    scores = [_random(n, n).masked_fill(~causal_mask(n, n), -INF) for n in (6, 10)]
+
+    def read(got: Any) -> float:
+        if (value := number(got)) is None:
+            kind = f"shape {list(got.shape)}" if isinstance(got, Tensor) else f"{got!r:.40}"
+            raise CannotBe(f"it must return one number, got {kind}")
+        return value
+
+    return judge(
+        *("induction_score", function, _score),
+        *([(TWICE_TWO, 2), *((one.softmax(-1), len(one) // 2) for one in scores)], SCORE_SLIPS),
+        "induction_score: right for 5 and for 3 tokens that are said twice",
+        read=read,
+        inputs=lambda shares, period: {
+            "shares": shares
+            if len(shares) < 10
+            else AsIs(
+                "a tensor [10, 10]: five tokens said twice; a row for each query, a column a key"
+            ),
+            "period": period,
+        },
+        also={
+            "expected is the mean of": lambda _, shares, period: shares.diagonal(1 - period)[1:],
+        },
+    )
+
+
+# -- bytes ----------------------------------------------------------------------------------------
+
+
+def _kv_bytes(c: ModelConfig, itemsize: int) -> int:
+    return 2 * c.num_hidden_layers * c.num_key_value_heads * c.head_dim * itemsize
+
+
+BYTES_SLIPS: Slips = {
+    words: lambda c, size, times=times: _kv_bytes(c, size) * times(c, size)
+    for words, times in {
+        "half of it, those of K or of V alone": lambda c, size: 1 / 2,
+        "those of one layer": lambda c, size: 1 / c.num_hidden_layers,
+        "those of as many K/V heads as query heads": lambda c, size: c.group_size,
+        "those of K or V alone, of as many heads as query heads": lambda c, size: c.group_size / 2,
+        "those of as many K/V heads as a group has query heads": lambda c, size: (
+            c.group_size / c.num_key_value_heads
+        ),
+        "bits, not bytes": lambda c, size: 8,
+        "KiB, not bytes": lambda c, size: 2**-10,
+        "those of one K/V head": lambda c, size: 1 / c.num_key_value_heads,
+        "the right ones without the factor head_dim": lambda c, size: 1 / c.head_dim,
+        "those of hidden_size numbers in each layer, where K/V heads · head_dim belong": (
+            lambda c, size: c.hidden_size / (c.num_key_value_heads * c.head_dim)
+        ),
+        "those of heads of hidden_size / query heads numbers, not of head_dim": lambda c, size: (
+            c.hidden_size // c.num_attention_heads / c.head_dim
+        ),
+        "those of 2 bytes per number, whatever itemsize is": lambda c, size: 2 / size,
+        "those of 4 bytes per number, whatever itemsize is": lambda c, size: 4 / size,
+        "the number of numbers, not of bytes": lambda c, size: 1 / size,
+    }.items()
+}
+
+
+def check_kv_bytes(function: Callable[[ModelConfig, int], int], config: ModelConfig) -> Verdict:
+    """Check a learner's function(config, itemsize) → bytes of K and V that one token leaves.
+
+    With small numbers, with the config, with each number in it changed alone, and with all of them.
+    """
+    changes: dict[str, Any] = {
+        "num_hidden_layers": config.num_hidden_layers + 5,
+        "num_key_value_heads": 1,
+        "head_dim": config.head_dim + 16,
+        "hidden_size": 3 * config.hidden_size,
+        "num_attention_heads": 4 * config.num_key_value_heads,
+    }
+    # small numbers, no two of them the same
+    small: dict[str, Any] = dict(zip(changes, (5, 2, 8, 42, 6), strict=True))
+    changed = [replace(config, **{name: value}) for name, value in changes.items()]
+    cases = [(config, 2), (config, 4), *((c, 2) for c in changed), (replace(config, **changes), 2)]
+    others = _configs_read_by(function)
+
+    return judge(
+        *("kv_bytes", function, _kv_bytes, [(replace(config, **small), 1), *cases], BYTES_SLIPS),
+        f"kv_bytes: {_kv_bytes(config, 2):,} bytes per token; right for {len(cases) - 2} other "
+        "configs as well",
+        read=read_number("it must return one number"),
+        inputs=lambda c, size: {
+            **{f"config.{name}": getattr(c, name) for name in changes},
+            "itemsize": size,
+        },
+        also={"it reads": lambda *_: AsIs(f"{others[0]}, not its argument") if others else None},
+    )
+
+
+def _configs_read_by(function: Callable) -> list[str]:
+    """The names of configs outside the function that its body reads."""
+    names = getattr(getattr(function, "__code__", None), "co_names", ())
+    known = getattr(function, "__globals__", {})
+    return [name for name in names if isinstance(known.get(name), ModelConfig)]

@@ -1,0 +1,551 @@
+"""The checks of notebook 03, and what they know of usual mistakes."""
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from copy import deepcopy
+from itertools import pairwise
+from types import FunctionType
+from typing import Any, NamedTuple
+
+from tutorial_engine.engine.config import EngineConfig
+from tutorial_engine.engine.request import Request
+from tutorial_engine.engine.scheduler import Scheduler
+from tutorial_engine.learn.exercises.facts import AsIs, alike, where_raised
+from tutorial_engine.learn.exercises.judge import Slips, judge, read_numbers, slips_of
+from tutorial_engine.learn.exercises.verdict import (
+    CannotBe,
+    Told,
+    Verdict,
+    guarded,
+    has_gap,
+    is_open,
+    must_answer,
+    open_verdict,
+)
+from tutorial_engine.learn.parts.holder import whole_tokens
+from tutorial_engine.learn.parts.scheduler import Fair, ShortestFirst, Work, waiting_first
+from tutorial_engine.learn.parts.scheduler import num_tokens_to_run as right_share
+from tutorial_engine.learn.parts.scheduler import plan_step as right_plan
+from tutorial_engine.learn.parts.scheduler import ttft_and_tpot as right_metrics
+from tutorial_engine.learn.stories.dry_runs import Job, dry_run, steps
+from tutorial_engine.trace.events import Admitted, Trace
+
+
+def _asked(function: Callable[..., object], *case: Any) -> object:
+    """Its answer. None is told, with what it was asked."""
+    told = ", ".join(map(repr, case))  # before the function may change it
+    answer = function(*case)
+    if answer is None and not has_gap(function):
+        name = getattr(function, "__name__", "it")
+        why = f"{name}({told}) returns None: does every way through it end with a `return`?"
+        raise Told(Verdict(False, why))
+    return answer
+
+
+def _tokens(answer: object) -> int | AsIs:
+    """A whole number of tokens; of anything else a text, which is like no number, even of True."""
+    found = whole_tokens(answer)
+    return AsIs(" ".join(repr(answer).split())) if found is None else found
+
+
+# -- 1. how many tokens
+
+SHARES = (
+    (3, 0, 5),  # a prompt that fits
+    (5, 0, 3),  # a prompt that does not
+    (9, 4, 8),  # the rest of a prompt
+    (9, 4, 3),  # the rest, and it does not fit
+    (10, 2, 8),  # both limits are equal
+    (8, 7, 5),  # decode
+    (8, 7, 1),  # decode, with the last token of the budget
+    (8, 7, 0),  # decode, budget used up
+    (40, 0, 24),
+    (40, 24, 63),
+    (15, 0, 64),  # prompt and 5 outputs, all to be computed again
+)
+SHARE_SLIPS: Slips = slips_of(
+    right_share,
+    """
+    min( → max(
+        the larger of the two limits, not the smaller
+    min(num_tokens - num_computed_tokens, budget_left) → num_tokens - num_computed_tokens
+        all that the request has left to run, also where the budget has less
+    min(num_tokens - num_computed_tokens, budget_left) → budget_left
+        all that the budget has left, also where the request has less to run
+    num_tokens - num_computed_tokens → num_tokens
+        as if none of its tokens were computed yet
+    num_tokens - num_computed_tokens, budget_left) → num_tokens, budget_left) - num_computed_tokens
+        the known tokens, as far as the budget goes, and what is computed subtracted from that
+    num_tokens - num_computed_tokens, budget_left) → num_tokens, budget_left - num_computed_tokens)
+        what is computed is subtracted from the budget, not from the known tokens
+    num_tokens - num_computed_tokens → num_computed_tokens
+        as if the computed tokens were to run, and not the others
+    return min( → return (
+    , budget_left) → - budget_left)
+        the difference of the two limits, not the smaller one
+    return min( → return max(0, budget_left - (
+    , budget_left) → ))
+        what the request leaves of the budget, not what it runs
+    num_tokens - num_computed_tokens → num_computed_tokens - num_tokens
+        computed − known, not known − computed
+    min(num_tokens - num_computed_tokens → 1 if num_computed_tokens else min(num_tokens
+        1 token as soon as some are computed, also with a budget that is used up
+    min(num_tokens - num_computed_tokens, budget_left) → 1 if num_computed_tokens else num_tokens
+        1 token as soon as some are computed, and before that all of them, whatever the budget is
+    num_tokens - num_computed_tokens → 1 if num_computed_tokens else num_tokens
+        1 token as soon as some are computed, also of a prompt that is half read
+    """,
+) | {
+    "never less than 1 token, also with a budget that is used up": lambda *case: max(
+        1, right_share(*case)
+    ),
+    "nothing, where the budget has less left than the request has to run": lambda n, done, left: (
+        n - done if n - done <= left else 0
+    ),
+}
+
+
+def check_num_tokens(function: Callable[[int, int, int], object]) -> Verdict:
+    """Check a learner's function(num_tokens, num_computed_tokens, budget_left) → tokens to run."""
+    return judge(
+        *("num_tokens_to_run", function, right_share, SHARES, SHARE_SLIPS),
+        "num_tokens_to_run: a new prompt, the rest of one, and decode: one rule",
+        call=_asked,
+        read=_tokens,
+    )
+
+
+# -- 2. a step
+
+PLANS: tuple[tuple[Work, Work, int, int], ...] = (
+    ([], [("A", 2)], 3, 1),
+    ([], [("A", 3)], 2, 1),  # one chunk of a prompt
+    ([("A", 3)], [], 9, 1),  # the rest of a prompt
+    ([("A", 1)], [("B", 1)], 1, 4),  # nothing is left for B
+    ([("A", 1)], [("B", 1)], 2, 4),  # exactly one token is left for B
+    ([("A", 1)], [("B", 1)], 9, 1),  # no place is left for B
+    ([], [("A", 2), ("B", 1)], 9, 1),  # one place
+    ([], [("A", 3), ("B", 2)], 4, 4),
+    ([("A", 1)], [("B", 1), ("C", 2)], 9, 2),
+    ([], [("A", 10), ("B", 7), ("C", 3)], 8, 4),
+    ([], [("A", 3), ("B", 2), ("C", 9)], 8, 4),
+    ([("A", 2)], [("B", 7), ("C", 3)], 8, 4),
+    ([("A", 1), ("B", 1)], [("C", 3), ("D", 2)], 64, 3),
+    ([("A", 1), ("B", 30), ("C", 1)], [("D", 2)], 16, 4),
+    ([("A", 1), ("B", 1)], [("C", 3)], 2, 4),
+    ([("A", 1), ("B", 1)], [("C", 3)], 64, 2),
+)
+
+
+PLAN_SLIPS: Slips = slips_of(
+    right_plan,
+    """
+    in [*running → in [*((name, 1) for name, _ in running)
+        those who run get 1 token each, also where they have more left
+    in [*running → in sorted([*running
+    len(running))]]: → len(running))]], key=lambda one: one[1]):
+        who has fewer tokens left goes first, not who comes first in the lists
+    budget -= shares[name] →
+        each gets as many tokens as if the budget were for it alone
+    budget -= shares[name] → budget -= left
+        what a request has left is subtracted from the budget, not what it runs
+    if budget: → if left <= budget:
+        who does not fit into the budget as a whole gets nothing
+    if budget: → if True:
+        who runs nothing is not left out
+    [: max(0, max_num_seqs - len(running))] →
+        all who wait may run, whatever max_num_seqs is
+    max(0, max_num_seqs - len(running)) → max_num_seqs
+        max_num_seqs of those who wait may run, as if those who run had no places
+    """,
+) | {"those who wait go before those who run": waiting_first}
+
+
+def check_plan(function: Callable[[Work, Work, int, int], Mapping[str, int]]) -> Verdict:
+    """Check a learner's function(running, waiting, budget, max_num_seqs) → {name: tokens}."""
+
+    def call(function: Callable[..., object], *case: Any) -> object:
+        again = deepcopy(case)
+        try:
+            return _asked(function, *case)
+        except Told:
+            raise
+        except Exception as error:
+            if (said := _none_inside(function, *again)) is None:
+                raise
+            raised = f"plan_step raised {type(error).__name__}: {error}; {said}"
+            why = f"{raised}\n{where_raised(error, function)}".rstrip()
+            raise Told(Verdict(False, why)) from error
+
+    def read(answer: object) -> object:
+        if not isinstance(answer, Mapping):
+            return AsIs(" ".join(repr(answer).split()))
+        return {name: _tokens(share) for name, share in answer.items()}
+
+    return judge(
+        *("plan_step", function, right_plan, PLANS, PLAN_SLIPS),
+        "plan_step: running first, then waiting, within both limits",
+        call=call,
+        read=read,
+        also={
+            "in yours": _over_a_limit,
+            "inside": lambda _, *case: _none_inside(function, *case),
+        },
+    )
+
+
+def _over_a_limit(
+    got: Mapping[str, int], running: Work, waiting: Work, budget: int, most: int
+) -> str | None:
+    if (tokens := sum(got.values())) > budget:
+        return f"{tokens} tokens, and the budget is {budget}"
+    if (places := len(got.keys() | dict(running).keys())) > most:
+        return f"{places} requests have a place, and max_num_seqs is {most}"
+    return None
+
+
+def _none_inside(function: Any, *case: Any) -> str | None:
+    """Which function of the learner's gave None when this one called it for a case."""
+    if not isinstance(function, FunctionType):
+        return None
+    code, known = function.__code__, function.__globals__
+    gave_none: list[str] = []
+
+    def watched(name: str, one: Callable[..., object]) -> Callable[..., object]:
+        def call(*args: object, **named: object) -> object:
+            if (answer := one(*args, **named)) is None:
+                given = [*map(repr, args), *(f"{key}={value!r}" for key, value in named.items())]
+                why = ": it is not done yet" if is_open(one) else ""
+                gave_none.append(f"it calls {name}({', '.join(given)}), which gave None{why}")
+            return answer
+
+        return call
+
+    called = {
+        name: watched(name, known[name])
+        for name in code.co_names
+        if isinstance(known.get(name), FunctionType)
+    }
+    copy = FunctionType(
+        code, known | called, argdefs=function.__defaults__, closure=function.__closure__
+    )
+    with suppress(Exception):
+        copy(*case)
+    return gave_none[0] if gave_none else None
+
+
+# -- 3. TTFT and TPOT
+
+TIMES = (
+    (1.0, (1.5, 1.75)),  # two tokens
+    (0.5, (1.5, 1.75, 2.0, 2.5)),  # a mean gap of 1/3, which no rounding leaves as it is
+    (2.0, (2.5, 3.0, 3.25, 5.25, 6.0, 7.0)),  # gaps: first, last, mean and median all differ
+    (0.0, tuple(0.262 + 0.064 * i for i in range(20))),
+)
+
+
+def _metrics(arrival: float, times: Sequence[float]) -> tuple[float, float]:
+    gaps = [b - a for a, b in pairwise(times)]
+    ttft = times[0] - arrival
+    tpot = sum(gaps) / len(gaps)
+    return ttft, tpot
+
+
+METRIC_SLIPS: Slips = slips_of(
+    _metrics,
+    """
+    return ttft, tpot → return tpot, ttft
+        TPOT first, and then TTFT
+    return ttft, tpot → return 1000 * ttft, 1000 * tpot
+        milliseconds, not seconds
+    times[0] - arrival → times[0]
+        TTFT from the time 0 on, not from the arrival
+    / len(gaps) → / len(times)
+        TPOT divided by the n tokens, not by the n − 1 gaps
+    sum(gaps) / len(gaps) → (times[-1] - arrival) / len(times)
+        TPOT from the arrival on, not from the first token, and divided by the n tokens
+    sum(gaps) / len(gaps) → (times[-1] - arrival) / len(gaps)
+        TPOT from the arrival on, not from the first token
+    sum(gaps) / len(gaps) → sorted(gaps)[len(gaps) // 2]
+        the median of the gaps, not their mean
+    sum(gaps) / len(gaps) → max(gaps)
+        the largest gap, not the mean of all
+    sum(gaps) / len(gaps) → min(gaps)
+        the smallest gap, not the mean of all
+    sum(gaps) / len(gaps) → gaps[0]
+        the first gap, not the mean of all
+    sum(gaps) / len(gaps) → gaps[-1]
+        the last gap, not the mean of all
+    / len(gaps) →
+        the time of all gaps together, not of one
+    sum(gaps) / len(gaps) → len(gaps) / sum(gaps)
+        tokens per second, not seconds per token
+    """,
+)
+
+
+def check_metrics(function: Callable[[float, Sequence[float]], object]) -> Verdict:
+    """Check a learner's function(arrival, token_times) → (TTFT, TPOT)."""
+
+    def digits(got: Sequence[float], *case: Any) -> str | None:
+        """All digits of what is wrong, where the four that are shown are the same."""
+        pairs = zip(("TTFT", "TPOT"), got, right_metrics(*case), strict=True)
+        return next(
+            (
+                f"{name} {mine!r}, expected {right!r}"
+                for name, mine, right in pairs
+                if not alike(mine, right, 1e-6) and f"{mine:.4g}" == f"{right:.4g}"
+            ),
+            None,
+        )
+
+    return judge(
+        *("ttft_and_tpot", function, right_metrics, TIMES, METRIC_SLIPS),
+        "ttft_and_tpot: .262 s, then .064 s a token",
+        call=_asked,
+        tolerance=1e-6,  # a float32 is as good
+        read=read_numbers(2, "it must return two numbers"),
+        also={"with all digits": digits},
+    )
+
+
+# -- 4. the budget
+
+GAPS = (26.0, 30.0, 60.7)  # ms
+
+
+def check_budget(
+    function: Callable[[float], object], longest_gap: Callable[[int], float]
+) -> Verdict:
+    """Check a learner's function(max_gap_ms) → token budget in an engine.
+
+    `longest_gap(budget)` runs it and gives the longest gap in ms.
+    """
+
+    def budget_for(most: float) -> str:
+        answer = function(most)
+        must_answer("largest_budget", answer, function)
+        got, budget = f"for {most:g} ms got {answer!r}", whole_tokens(answer)  # 26.0 // 1
+        if budget is None or budget < 1:
+            raise CannotBe(f"{got}; a budget is a whole number of tokens, at least 1")
+        if (gap := longest_gap(budget)) > most + 1e-6:
+            raise CannotBe(f"{got}; with it the longest gap is {gap:.0f} ms")
+        # without a tolerance: who searches by measuring has seen 26.00000000000002 with 16
+        if (gap := longest_gap(budget + 1)) <= most:
+            more = f"with {budget + 1} the longest gap is {gap:.0f} ms"
+            raise CannotBe(f"{got}; {more}: that is short enough too")
+        more = f" ({budget + 1} fits as well: only a rounding error puts it above {most:g} ms)"
+        return f"{budget} for {most:g} ms{more if gap <= most + 1e-6 else ''}"
+
+    def run() -> Verdict:
+        tried = ", ".join(budget_for(most) for most in GAPS)
+        return Verdict(True, f"largest_budget: {tried}; the engine keeps each")
+
+    return guarded("largest_budget", run, function)
+
+
+# -- 5. and 6. policies
+
+
+class Waits(NamedTuple):
+    """A request that waits when a policy is asked."""
+
+    name: str
+    num_tokens: int  # of its prompt
+    seconds: float
+
+    def __repr__(self) -> str:
+        return f"{self.name} ({self.num_tokens}) for {self.seconds:.4g} s"
+
+
+Turns = list[list[Waits]]  # who waits, each time that a policy is asked
+ONE_PLACE = EngineConfig(max_num_seqs=1, max_num_batched_tokens=64)
+JOBS = (
+    Job("A", 10, 6),
+    Job("B", 7, 3),
+    Job("C", 3, 5),
+    Job("D", 40, 4, 2),
+    Job("E", 5, 8, 3),
+    Job("F", 5, 2, 4),
+)
+SHORT_CASES = (
+    ((Job("A", 3, 1), Job("B", 2, 5)), 0.0),
+    ((Job("A", 2, 4), Job("B", 5, 1, 1), Job("C", 5, 1, 2)), 0.0),  # B and C are equally short
+    ((Job("A", 2, 4), Job("B", 5, 1, 1), Job("C", 9, 1, 2)), 0.0),
+    ((Job("A", 2, 4), Job("B", 9, 1, 1), Job("C", 5, 1, 2)), 0.0),
+    (JOBS, 0.0),
+)
+SHORT_ONES = tuple(Job(f"s{i}", 3, 6, 4 * i) for i in range(12))
+PATIENCES = (0.1505, 0.3505)  # never exactly how long somebody has waited
+LATER = (Job("o", 3, 6, 100), Job("M", 30, 4, 101), Job("n", 3, 6, 102))  # nobody waits for long
+CROWD = (Job("s", 3, 6), Job("L", 40, 4, 1), Job("K", 20, 4, 2), *SHORT_ONES[1:], *LATER)
+TURNED = (Job("s", 3, 6), Job("K", 20, 4, 1), Job("L", 40, 4, 2), *SHORT_ONES[1:])  # K is first
+S = Job("s", 3, 6)  # is served until 0.068 s; step 1 begins at 0.013 s, and then one each 0.011 s
+FAIR_CASES = (
+    # when n comes s is served, and L has waited for exactly 0.014 s: one step of 4 tokens
+    ((Job("s", 4, 1), Job("L", 40, 4), Job("n", 2, 6, 1)), 0.014),
+    ((Job("s", 4, 1), Job("L", 40, 4), Job("n", 2, 6, 1)), 0.5),  # nobody has waited for so long
+    ((S, Job("A", 5, 1, 1), Job("B", 5, 1, 2)), 0.5),  # nobody, and they are equally short
+    ((S, Job("L", 9, 1, 1), Job("K", 5, 1, 2)), 0.02),  # both have
+    ((S, Job("K", 5, 1, 1), Job("L", 9, 1, 2)), 0.02),  # both, and the shorter one came first
+    ((S, Job("L", 9, 1, 1), Job("K", 5, 1, 4)), 0.04),  # L alone has
+    ((S, Job("L", 9, 1, 3), Job("K", 5, 1, 4)), 0.06),  # nobody, but it is later than 0.06 s
+    *((CROWD, patience) for patience in PATIENCES),
+    (TURNED, PATIENCES[0]),
+)
+
+
+def _watched(policy: type[Scheduler], turns: Turns, **attributes: object) -> type[Scheduler]:
+    """The policy; who waits when its `next_waiting` is asked is noted in `turns`."""
+
+    def next_waiting(self: Scheduler) -> Request:
+        now = self.now()
+        turns.append(
+            [
+                Waits(one.request_id, one.num_prompt_tokens, now - one.arrival)
+                for one in self.waiting
+            ]
+        )
+        return policy.next_waiting(self)
+
+    def check_choice(self: Scheduler, request: object) -> None:
+        try:
+            policy.check_choice(self, request)
+        except ValueError as error:
+            raise ValueError(f"{error}; these waited: {_listed(turns[-1])}") from None
+        if not isinstance(self.waiting, deque):
+            kind = type(self.waiting).__name__
+            raise CannotBe(f"self.waiting is a {kind} now; it must stay a deque")
+
+    methods = {"next_waiting": next_waiting, "check_choice": check_choice}
+    return type(policy.__name__, (policy,), {**methods, **attributes})
+
+
+def _listed(waits: Sequence[Waits]) -> str:
+    """Who waits, in words; the first one with all of them."""
+    return ", ".join(map(repr, waits)).replace(")", " tokens)", 1)
+
+
+def _admitted(policy: Any, jobs: Sequence[Job], patience: float) -> list[str]:
+    """In which order a policy admits the jobs, one at a time."""
+    return _admitted_from(policy, jobs, patience)[0]
+
+
+def _admitted_from(policy: Any, jobs: Sequence[Job], patience: float) -> tuple[list[str], Turns]:
+    """In which order a policy admits the jobs, and who waited at each turn."""
+    turns: Turns = []
+    trace: Trace = dry_run(_watched(policy, turns, patience=patience), jobs, ONE_PLACE)
+    return [event.request_id for event in trace.events if isinstance(event, Admitted)], turns
+
+
+def _check_policy(
+    name: str,
+    policy: Any,
+    right: type[Scheduler],
+    cases: Sequence[tuple[Sequence[Job], float]],
+    slips: Mapping[str, Any],
+    done: str,
+) -> Verdict:
+    if not (isinstance(policy, type) and issubclass(policy, Scheduler)):
+        return Verdict(False, f"{name}: hand over the class, a Scheduler; got {policy!r}")
+
+    if (bad := open_verdict("next_waiting", policy.next_waiting)) is not None:
+        return bad
+
+    def alone(policy: type[Scheduler]) -> str:
+        mine, ours = (dry_run(kind, JOBS[:1], ONE_PLACE) for kind in (policy, Scheduler))
+        return "" if steps(mine) == steps(ours) else "one request alone runs unlike ours"
+
+    def inputs(jobs: Sequence[Job], patience: float) -> dict[str, object]:
+        sizes = [f"{job.name} ({job.prompt_len})" for job in jobs]
+        sizes[0] = f"{jobs[0].name} ({jobs[0].prompt_len} tokens)"
+        come = AsIs(
+            ", ".join(
+                f"{who} in step {job.from_step}" for who, job in zip(sizes, jobs, strict=True)
+            )
+        )
+        return {"arrive": come} | ({"patience": patience} if right is Fair else {})
+
+    def waited(got: Sequence[str], jobs: Sequence[Job], patience: float) -> str:
+        """Who waited at the first turn that differs: until then all is the same."""
+        want, turns = _admitted_from(right, jobs, patience)
+        at = next(i for i, pair in enumerate(zip(got, want, strict=True)) if pair[0] != pair[1])
+        return _listed(turns[at])
+
+    return judge(
+        *(name, policy, right, cases, slips, done),
+        call=_admitted,
+        inputs=inputs,
+        also={"then waited": waited},
+        then=alone,
+        body=policy.next_waiting,
+    )
+
+
+SHORTEST_SLIPS: Mapping[str, Any] = {
+    "first come, first served": Scheduler,
+    **slips_of(
+        ShortestFirst,
+        """
+    min( → max(
+        the longest prompt first
+    request.num_prompt_tokens) → -request.arrival)
+        who came last goes first, however long the prompts are
+    request.num_prompt_tokens) → (request.num_prompt_tokens, -request.arrival))
+        of equally short ones who came last goes first
+    """,
+    ),
+}
+
+
+def check_shortest(policy: type[Scheduler]) -> Verdict:
+    """Check a learner's policy: of those who wait, the shortest prompt is admitted first."""
+    order = ", ".join(_admitted(ShortestFirst, JOBS, 0.0))
+    return _check_policy(
+        *("shortest first", policy, ShortestFirst, SHORT_CASES, SHORTEST_SLIPS),
+        f"shortest first: admitted {order}",
+    )
+
+
+FAIR_SLIPS: Mapping[str, Any] = {
+    "always the shortest prompt first, however long somebody has waited": ShortestFirst,
+    "first come, first served, also while nobody has waited for self.patience": Scheduler,
+    **slips_of(
+        Fair,
+        """
+    request.arrival) → request.num_prompt_tokens)
+        of those who have waited for so long the shortest goes first, not who came first
+    min(late, key=lambda request: request.arrival) → max(late, key=lambda r: r.num_prompt_tokens)
+        of those who have waited for so long the longest goes first, not who came first
+    min(late, → max(late,
+        of those who have waited for so long who came last goes first
+    super().next_waiting() → min(self.waiting, key=lambda r: (r.num_prompt_tokens, -r.arrival))
+        of equally short ones who came last goes first
+    self.now() - request.arrival >= → self.now() >=
+        all go by arrival as soon as self.now() is self.patience, however long they have waited
+    self.now() - request.arrival >= → request.arrival >=
+        who ARRIVED at self.patience or later goes first, not who has waited for so long
+    >= self.patience → >= Fair.patience
+        the same as with a patience of 0.1, whatever self.patience is
+    >= self.patience → <= self.patience
+        who has waited for self.patience or LESS goes first
+    >= self.patience → < self.patience
+        who has waited for LESS than self.patience goes first
+    >= self.patience → > self.patience
+        who has waited for exactly self.patience does not go first
+    """,
+    ),
+}
+
+
+def check_fair(policy: type[Scheduler]) -> Verdict:
+    """Check a learner's policy: shortest prompt first, but nobody waits for ever.
+
+    Whoever has waited for `patience` seconds goes first, and of these the one that came first.
+    """
+    told = " or ".join(f"{patience:.2f}" for patience in PATIENCES)
+    return _check_policy(
+        *("fair", policy, Fair, FAIR_CASES, FAIR_SLIPS),
+        f"fair: with a patience of {told} s the right one is always next",
+    )

@@ -1,0 +1,407 @@
+"""The checks of notebook 04, and what they know of usual mistakes."""
+
+from collections.abc import Callable
+from typing import Any
+
+from tutorial_engine.cache.cells import CellKVCache
+from tutorial_engine.cache.config import KVCacheSpec
+from tutorial_engine.cache.storage import KVStorage
+from tutorial_engine.lab.shift import Shift, random_model, shift_gap
+from tutorial_engine.lab.shift import context_shift as right_shift
+from tutorial_engine.learn.exercises.facts import AsIs
+from tutorial_engine.learn.exercises.judge import Slips, judge, slips_of
+from tutorial_engine.learn.exercises.verdict import CannotBe, Verdict
+from tutorial_engine.learn.parts.holder import shown, whole, whole_numbers
+from tutorial_engine.learn.parts.memory import Cells, in_any_order
+from tutorial_engine.learn.parts.memory import allocate as right_allocate
+from tutorial_engine.learn.parts.memory import num_blocks as right_num_blocks
+from tutorial_engine.learn.parts.memory import slots as right_slots
+from tutorial_engine.learn.parts.memory import visible as right_visible
+from tutorial_engine.model.rope import RotaryEmbedding
+
+GIB = 2**30
+
+
+def _numbers(answer: object) -> list[int]:
+    if (numbers := whole_numbers(answer)) is None:
+        raise CannotBe(f"it must return a list of numbers, got {shown(answer)}")
+    return numbers
+
+
+# ---- 1. how many blocks
+
+SMALL_BLOCKS = (2, 3, 5, 2, 4)  # of 2 · 2 · 3 · 5 · 2 · 4 = 480 bytes
+BUDGETS = (
+    (960, *SMALL_BLOCKS),  # two blocks, and nothing is left
+    (959, *SMALL_BLOCKS),  # a byte less
+    (479, *SMALL_BLOCKS),  # not one block
+    (10 * GIB, 32, 32, 128, 2, 16),  # Llama-2 7B
+    (GIB, 28, 8, 128, 2, 16),  # Qwen3 0.6B
+    (130_800, 4, 2, 32, 4, 4),  # the shipped model, and 63.87 tokens, which are 15.97 blocks
+)
+BUDGET_SLIPS: Slips = slips_of(
+    right_num_blocks,
+    """
+    * num_layers →
+        as if one layer alone had K and V: num_layers does not count
+    2 * →
+        as if a block had K alone: half its bytes
+    * block_size →
+        the tokens that fit, not the blocks: block_size does not count
+    * itemsize →
+        as if a number took one byte: itemsize does not count
+    * itemsize → * 8 * itemsize
+        as if a number took 8 times itemsize bytes
+    * num_kv_heads →
+        as if there were one head of K and V: num_kv_heads does not count
+    * head_dim →
+        as if K of a head were one number: head_dim does not count
+    * block_size) → ) * block_size
+        the tokens that fit, times block_size ▸ budget_bytes // (the bytes of a block)
+    (2 * num_layers → 2 * num_layers
+    * block_size) → * block_size
+        half the budget, times all the sizes ▸ budget_bytes // (the bytes of a block)
+    budget_bytes // → -(-budget_bytes //
+    * block_size) → * block_size))
+        a part of a block counts as a block: rounded up
+    budget_bytes // → round(budget_bytes /
+    * block_size) → * block_size))
+        half a block and more counts as a block: rounded to the nearest
+    """,
+)
+
+
+def _block(layers: int, heads: int, dim: int, itemsize: int, size: int) -> int:
+    """Bytes of a block: K and V, in all layers."""
+    return 2 * layers * heads * dim * itemsize * size
+
+
+def check_num_blocks(function: Callable[[int, int, int, int, int, int], object]) -> Verdict:
+    """Check function(budget_bytes, num_layers, num_kv_heads, head_dim, itemsize, block_size)."""
+
+    def read(answer: object) -> int:
+        if (got := whole(answer)) is None:
+            raise CannotBe(f"it must return a whole number of blocks, got {answer!r}")
+        return got
+
+    return judge(
+        *("num_blocks", function, right_num_blocks, BUDGETS, BUDGET_SLIPS),
+        "num_blocks: 10 GiB are 1,280 blocks of 16 for Llama-2 7B",
+        read=read,
+        also={
+            "yours take up": lambda got, budget, *sizes: (
+                f"{got * _block(*sizes):,} bytes of {budget:,}"
+            )
+        },
+    )
+
+
+# ---- 2. block table → slots
+
+TABLES = (
+    ([2], 3, 1),  # one token
+    ([1, 0], 2, 3),  # an open last block
+    ([5, 3], 4, 4),  # it has a block more than it needs yet
+    ([1], 16, 0),  # no token
+    ([3, 0, 5], 4, 10),
+    ([7, 2], 4, 8),  # all blocks are full
+    ([2, 9], 3, 5),  # block_size is no power of 2
+    ([6], 4, 3),
+    ([4, 1, 8, 0], 2, 7),
+)
+SLOTS_SLIPS: Slips = slips_of(
+    right_slots,
+    """
+    block_table[p // block_size] * block_size + p % block_size → p
+        the positions themselves, as if logical block i were block i
+    return [ → block_size = 4; return [
+        as if every block had 4 slots: block_size does not count
+    + p % block_size →
+        all tokens of a block have its first slot
+    * block_size + p → + p
+        as if block b began at slot b
+    range(num_tokens) → range(len(block_table) * block_size)
+        slots for the whole table, not for num_tokens
+    range(num_tokens) → range(-(-num_tokens // block_size) * block_size)
+        the last block has all its slots, also those after num_tokens
+    """,
+)
+
+
+def _first_wrong(got: list[int], table: list[int], size: int, num_tokens: int) -> str | None:
+    """Where the first position that differs lies; None if only the number of slots is wrong."""
+    pairs = enumerate(zip(got, right_slots(table, size, num_tokens), strict=False))
+    p = next((p for p, (mine, right) in pairs if mine != right), None)
+    if p is None:
+        return None
+    return f"position {p}: offset {p % size} in logical block {p // size}"
+
+
+def check_slots(function: Callable[[list[int], int, int], object]) -> Verdict:
+    """Check a learner's function(block_table, block_size, num_tokens) → slots by position."""
+    return judge(
+        *("slots", function, right_slots, TABLES, SLOTS_SLIPS),
+        "slots: block × block_size + offset, borders and open blocks too",
+        keeps={0: "it changed block_table, which belongs to the request"},
+        read=_numbers,
+        also={"that is": _first_wrong},
+    )
+
+
+# ---- 3. the slot of the next token
+
+ALLOCATIONS: tuple[
+    tuple[list[int], list[int], int, int], ...
+] = (  # block_table, free_blocks, block_size, pos
+    ([], [3, 0, 5], 4, 0),
+    ([3], [0, 5], 4, 3),  # the last position of a block
+    ([3], [0, 5], 4, 4),  # and the next one
+    ([3, 0], [5, 6], 4, 5),
+    ([7, 2, 5, 8], [1, 4], 4, 8),  # the table has its block already
+    ([4, 9], [2, 6], 1, 2),
+    ([3], [5], 4, 2),
+    ([6, 1], [], 4, 6),  # no block is free, and none is needed
+    ([6], [], 4, 4),  # none is free, and one is needed
+    ([6, 2], [5], 4, 4),  # a block begins here, and the table has it
+    ([6, 2, 1], [], 4, 4),
+    ([3], [5], 4, 4),  # the last free one
+)
+ALLOCATE_SLIPS: Slips = {
+    **slips_of(
+        right_allocate,
+        """
+    pos // block_size == len(block_table) → pos % block_size == 0
+        a block is taken wherever a block begins, also if the table has it already
+    pos // block_size == len(block_table) → pos // block_size not in block_table
+        a block is taken unless the number pos // block_size stands in block_table
+    pos // block_size == len(block_table) → (pos + 1) // block_size >= len(block_table)
+        a block is taken one position early, at the last position of a block
+    pos // block_size == len(block_table) → True
+        a block is taken for every position
+    free_blocks.pop(0) → free_blocks.pop()
+        the last of free_blocks is taken
+    free_blocks.pop(0) → free_blocks.pop(free_blocks.index(min(free_blocks)))
+        the smallest of free_blocks is taken, not the first
+    free_blocks.pop(0) → free_blocks[0]
+        the block that was taken is still in free_blocks ▸ free_blocks.pop(0)
+    block_table.append(free_blocks.pop(0)) → block_table.insert(0, free_blocks.pop(0))
+        the new block stands first in the table, not last
+    block_table.append(free_blocks.pop(0)) → block_table = [*block_table, free_blocks.pop(0)]
+        the right slot, but the block is in no table: block_table itself is as before
+    * block_size + pos % block_size →
+        the number of the block, not of a slot
+    + pos % block_size →
+        the first slot of the block, whichever position it is
+    * block_size + pos % block_size → + pos % block_size
+        as if block b began at slot b
+    pos // block_size == len(block_table) → pos % block_size == 0
+    block_table[pos // block_size] → block_table[-1]
+        a block is taken wherever a block begins, and the slot lies in the last block of the table
+    block_table[pos // block_size] → block_table[-1]
+        the slot lies in the last block of the table, also if pos does not
+    """,
+    ),
+    "None wherever no block is free, also if none is needed": (
+        lambda table, free, *where: right_allocate(table, free, *where) if free else None
+    ),
+}
+
+
+def _allocated(part: Callable[..., object], table: list[int], free: list[int], *where: int) -> Any:
+    """What it gave, the table and the free blocks, after it; None if it forgot to give a slot."""
+    is_full = not free
+    got = part(table, free, *where)
+    if got is None and not is_full:
+        return None
+    slot = whole(got)
+    what = f"slot {slot}" if slot is not None else repr(got)
+    return AsIs(f"{what}; then block_table {table}, free_blocks {free}")
+
+
+def check_allocate(function: Callable[[list[int], list[int], int, int], object]) -> Verdict:
+    """Check a learner's function(block_table, free_blocks, block_size, pos) → slot, or None."""
+    return judge(
+        *("allocate", function, right_allocate, ALLOCATIONS, ALLOCATE_SLIPS),
+        "allocate: a new block at the border, and not before",
+        call=_allocated,
+    )
+
+
+# ---- 5. which cells a query sees
+
+# sequences 1 and 2 share their first two tokens; cells 2 and 5 are empty
+CELLS: Cells = [(3, {1}), (0, {1, 2}), (None, set()), (2, {2})]
+CELLS = [*CELLS, (1, {1, 2}), (None, set()), (2, {1}), (3, {2})]
+SEEN_BY: list[tuple[Cells, int, int]] = [  # cells, seq_id, pos
+    ([(0, {1}), (1, {1})], 1, 0),  # its own position 0, and one that comes later
+    ([(0, {1}), (0, {2})], 2, 0),  # another's cell
+    ([(1, {1}), (0, {1})], 1, 0),  # the later position lies in front
+    ([(0, {1, 2}), (1, {1})], 1, 1),  # a cell of two owners
+    ([(None, set()), (0, {1})], 1, 1),  # an empty cell in front
+    *((CELLS, *query) for query in ((1, 3), (2, 2), (1, 1), (2, 0), (3, 5))),
+]
+VISIBLE_SLIPS: Slips = slips_of(
+    right_visible,
+    """
+    p <= pos → p < pos
+        the query does not see its own position
+    seq_id in own and →
+        cells of other sequences are seen, too: the owners do not count
+    p <= pos → i <= pos
+        the cells up to number pos are seen, whichever position is in them
+    and p <= pos →
+        what comes after pos is seen, too
+    p is not None → p
+        position 0 is never seen ▸ p is not None
+    seq_id in own and p <= pos → (seq_id in own or p <= pos)
+        a cell is seen if its owner or its position is right, not only if both are
+    seq_id in own → own == {seq_id}
+        a cell of several owners is seen by none of them
+    seq_id in own → own == seq_id
+        nothing is ever seen
+    p <= pos] → p <= pos][:1]
+        only the first of the cells is seen
+    enumerate(cells) → enumerate(cells[: ([p for p, _ in cells] + [None]).index(None)])
+        nothing behind an empty cell is seen
+    p <= pos → p >= pos
+        the positions from pos on are seen, not those up to pos
+    [i for → [p for
+        the positions of the right cells, not their numbers
+    """,
+)
+
+
+def check_visible(function: Callable[[Cells, int, int], object]) -> Verdict:
+    """Check a learner's function(cells, seq_id, pos) → the visible cells, in any order."""
+
+    def read(answer: object) -> list[int]:
+        if isinstance(answer, list) and answer and all(isinstance(one, bool) for one in answer):
+            raise CannotBe("it must return numbers of cells, got True or False for each cell")
+        return _numbers(in_any_order(answer))
+
+    def of_these(cells: Cells, numbers: set[int]) -> str | None:
+        found = [
+            f"cell {i} (position {cells[i][0]}, owners {cells[i][1] or 'none'})"
+            for i in sorted(numbers)[:2]
+        ]
+        return ", ".join(found) + ", ..." * (len(numbers) > 2) if found else None
+
+    return judge(
+        *("visible", function, right_visible, SEEN_BY, VISIBLE_SLIPS),
+        "visible: by owner and position, wherever the cells are",
+        read=read,
+        also={
+            "too many": lambda got, cells, *query: of_these(
+                cells, {*got} - {*right_visible(cells, *query)}
+            ),
+            "lacking": lambda got, cells, *query: of_these(
+                cells, {*right_visible(cells, *query)} - {*got}
+            ),
+        },
+    )
+
+
+# ---- 6. a context shift by hand
+
+SHIFTS = (  # tokens, keep, discard, seq_id
+    (4, 1, 1, "A"),
+    (3, 0, 1, "A"),  # nothing is kept in front
+    (5, 3, 1, "C"),  # another name, and keep is larger than discard
+    (6, 1, 3, "A"),
+    (10, 0, 4, "A"),
+    (10, 2, 3, "A"),
+    (9, 3, 5, "A"),
+    (8, 4, 1, "C"),
+    (14, 1, 8, "A"),  # a text that is longer than the others
+)
+SHIFT_SLIPS: Slips = slips_of(
+    right_shift,
+    """
+    cache.seq_rm(seq_id, keep, keep + discard) → pass
+    cache.seq_add(seq_id, keep + discard, -1, -discard) → cache.seq_ids
+        nothing has changed in the cache
+    cache.seq_rm(seq_id, keep, keep + discard) → pass
+        the dropped tokens are still there, and the others stand at their positions
+    cache.seq_rm(seq_id, keep, keep + discard) → cache.seq_rm(seq_id, keep, -1)
+        everything behind the first `keep` positions is dropped
+    cache.seq_rm(seq_id, keep, keep + discard) → cache.seq_rm(seq_id, keep, discard)
+    seq_id, keep + discard, -1, -discard → seq_id, discard, -1, -discard
+        the dropped range ends at `discard`, and there the others begin
+    cache.seq_add(seq_id, keep + discard, -1, -discard) →
+        the right tokens are dropped, and the others are where they were
+    cache.seq_rm(seq_id, keep, keep + discard) → cache.seq_rm(seq_id, keep, discard)
+        the dropped range ends at `discard`, not at keep + discard
+    cache.seq_rm(seq_id, keep, keep + discard) → cache.seq_rm(seq_id, keep, keep + discard - 1)
+        the last of the tokens that go is still there
+    -discard → discard
+        the others move up, not down
+    -discard → -keep
+        the others move down by `keep`, not by `discard`
+    -1, -discard → keep + 2 * discard, -discard
+        only `discard` positions behind the dropped ones move
+    cache.seq_rm(seq_id, keep, keep + discard) → cache.seq_rm(seq_id, 0, discard)
+    seq_id, keep + discard, -1, -discard → seq_id, discard, -1, -discard
+        the first `discard` tokens are dropped: `keep` does not count
+    seq_id, keep + discard, -1, -discard → seq_id, keep + discard + 1, -1, -discard
+        the first token behind the dropped ones does not move
+    -discard → -(keep + discard)
+        the others move down by keep + discard, not by `discard`
+    seq_id, keep + discard, -1, -discard → seq_id, 0, -1, -discard
+        the first `keep` tokens move, too
+    cache.seq_rm(seq_id, keep, keep + discard) → pass
+    -1, -discard) → -1, -discard); cache.seq_rm(seq_id, keep, keep + discard)
+        moved first and dropped then: tokens that had moved into the range are gone
+    cache.seq_rm(seq_id → cache.seq_rm("A"
+    cache.seq_add(seq_id → cache.seq_add("A"
+        always the sequence "A" is shifted, whatever seq_id is
+    cache.seq_rm(seq_id → cache.seq_rm("A"
+        tokens of "A" are dropped, whatever seq_id is
+    cache.seq_add(seq_id → cache.seq_add("A"
+        tokens of "A" move, whatever seq_id is
+    """,
+)
+
+
+def _after(shift: Shift, num_tokens: int, keep: int, discard: int, seq_id: str) -> AsIs:
+    """What is in a small real cache in which a sequence was shifted; B has cells there, too.
+
+    Without the shift of their keys, which the cache may have applied or not.
+    """
+    spec = KVCacheSpec(num_layers=1, num_kv_heads=1, k_head_dim=2, v_head_dim=2)
+    storage = KVStorage(spec, num_tokens + 3)
+    cache = CellKVCache(storage, RotaryEmbedding(2, 10_000.0))
+    for name, count in (("B", 3), (seq_id, num_tokens)):
+        cache.table.place(cache.table.find_slot(count) or (), name, range(count))
+    shift(cache, seq_id, keep, discard)
+    cells = [cache.table[number] for number in range(storage.num_slots)]
+    told = []
+    for owner in sorted({seq_id, "B"}.union(*(cell.owners for cell in cells)), key="B".__eq__):
+        # token p of the sequence lies in cell 3 + p, of B in cell p
+        held = [(number, cell.pos) for number, cell in enumerate(cells) if owner in cell.owners]
+        tokens = [number - 3 * (owner == seq_id) for number, _ in held]
+        if owner != "B" or held != [(0, 0), (1, 1), (2, 2)]:
+            told.append(f"{owner}: tokens {tokens} at positions {[pos for _, pos in held]}")
+    return AsIs("; ".join(told))
+
+
+def check_context_shift(function: Shift) -> Verdict:
+    """Check a learner's function(cache, seq_id, keep, discard) on real caches, and in a model."""
+
+    def in_a_model(function: Shift) -> str:
+        gap = shift_gap(random_model(1), [7 * i % 97 for i in range(20)], 6, function).logits
+        off = f"the right cells, but after 20 tokens the logits of a model are off by {gap:.2g}"
+        return off * (gap > 1e-4)
+
+    return judge(
+        *("context_shift", function, right_shift, SHIFTS, SHIFT_SLIPS),
+        f"context_shift: the right cells in {len(SHIFTS)} caches, and keys turned to their new "
+        "positions",
+        call=_after,
+        inputs=lambda num_tokens, keep, discard, seq_id: {
+            "seq_id": seq_id,
+            "keep": keep,
+            "discard": discard,
+            "in the cache": AsIs(f"{seq_id}: {num_tokens} tokens, from position 0 on; B: 3 tokens"),
+        },
+        then=in_a_model,
+    )

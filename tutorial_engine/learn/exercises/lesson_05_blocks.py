@@ -1,0 +1,204 @@
+"""The checks of the exercises on blocks: eviction; and what a stale block does to an answer."""
+
+import random
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from tutorial_engine.cache.blocks import BlockManager
+from tutorial_engine.learn.exercises.facts import AsIs
+from tutorial_engine.learn.exercises.judge import Slips, judge, slips_of
+from tutorial_engine.learn.exercises.verdict import Verdict
+from tutorial_engine.learn.parts.holder import PartFailed, Parts, whole
+from tutorial_engine.learn.parts.memory import OwnBlocks
+from tutorial_engine.learn.parts.memory import free as right_free
+from tutorial_engine.learn.parts.memory import take as right_take
+from tutorial_engine.learn.stories.bugs_04 import StaleBlocks, pages
+from tutorial_engine.model.decoder import CausalLM
+from tutorial_engine.viz.leak_view import Leak, record_leak
+
+# ---- eviction
+
+Part = Callable[..., object]
+FREE_CASES = (  # a table, ref_cnt, the free queue, hashes
+    ([5, 2], {5: 1, 2: 1}, [7], {5: "a", 2: "b", 7: "h"}),  # the table is not sorted
+    ([3, 4], {3: 1, 4: 1}, [7], {3: None, 4: None, 7: "h"}),  # no block has a hash
+    ([0, 4], {0: 2, 4: 1}, [7], {0: "a", 4: "b", 7: "h"}),  # another holds 0, before 4
+    ([4, 6], {4: 1, 6: 2}, [7], {4: "a", 6: None, 7: None}),  # a fork: both hold the open block 6
+    ([0, 1, 3], {0: 1, 1: 1, 3: 1}, [7], {0: "a", 1: "b", 3: None, 7: "h"}),  # 3 is open
+    ([0, 1, 2, 3], {0: 1, 1: 1, 2: 1, 3: 1}, [7, 8], {**dict(enumerate("abcd")), 7: "h", 8: "i"}),
+    (
+        [5, 2, 9, 3],  # 9 and 3 as after a step that failed: their hashes were taken back
+        {5: 1, 2: 1, 9: 1, 3: 1},
+        [7, 8],
+        {5: "a", 2: "b", 9: None, 3: None, 7: None, 8: "h"},
+    ),
+    (
+        [0, 1, 2, 3, 4],  # the example in the text
+        {0: 2, 1: 1, 2: 1, 3: 1, 4: 1},
+        [7, 8],
+        {0: "a", 1: "b", 2: "c", 3: None, 4: None, 7: "h", 8: "i"},
+    ),
+)
+FREE_SLIPS: Slips = slips_of(
+    right_free,
+    """
+    reversed(table) → sorted(table)[::-1]
+        blocks go into the queue by their numbers, the largest first
+    reversed(table) → table
+        blocks go into the queue in the order of the table, from its first to its last
+    without + free_queue + with_hash → without + free_queue + with_hash[::-1]
+        the blocks with a hash go to the end from the first of the table to the last
+    reversed(table) → table
+    without + free_queue + with_hash → free_queue + gone
+        all blocks go to the end, from the first of the table to the last
+    without + free_queue + with_hash → free_queue + with_hash + without
+        all blocks go to the end, those with a hash before those without
+    without + free_queue + with_hash → free_queue + gone
+        all blocks go to the end, from the last of the table to the first: hashes do not count
+    without + free_queue + with_hash → without[::-1] + free_queue + with_hash
+        the blocks without a hash go to the front from the first of the table to the last
+    without + free_queue + with_hash → sorted(without) + free_queue + with_hash
+        the blocks without a hash go to the front by their numbers, the smallest first
+    without + free_queue + with_hash → with_hash + free_queue + without
+        front and end exchanged: blocks with a hash go to the front
+    without + free_queue + with_hash → gone + free_queue
+        all blocks go to the front: hashes do not count
+    free_queue[:] = → free_queue =
+        ref_cnt is right, and free_queue itself is as before
+    for block in table: → for block in ():
+    == 0] → < 0]
+        neither ref_cnt nor free_queue has changed
+    ref_cnt[block] -= 1 → pass
+    == 0] → == 1]
+        the queue is right, and ref_cnt is as before
+    ref_cnt[block] -= 1 → ref_cnt[block] = 0
+        the blocks that another request holds are free, too
+    ref_cnt[block] -= 1 → ref_cnt[block] -= ref_cnt[block] == 1
+        of blocks that another request holds the count is as before
+    """,
+)
+
+
+Hashes = dict[int, Any]  # block → its hash, or None
+
+
+def _freed(
+    free: Part, table: list[int], ref_cnt: dict[int, int], queue: list[int], hashes: Hashes
+) -> AsIs:
+    """The counts and the queue after the table was given back; the hashes if they changed."""
+    held, before = list(table), dict(hashes)
+    free(table, ref_cnt, queue, hashes)
+    counts = {block: ref_cnt[block] for block in held if block in ref_cnt}
+    changed = f", hashes {hashes}" * (hashes != before)
+    return AsIs(f"ref_cnt {counts}, free_queue {queue}{changed}")
+
+
+def _held_in_queue(got: str, table: list[int], ref_cnt: dict[int, int], *_: Any) -> str | None:
+    """Blocks that were put into the queue although another request holds them."""
+    queue = got.partition("free_queue ")[2]
+    held = [b for b in table if ref_cnt[b] > 1 and re.search(rf"\b{b}\b", queue)]
+    return f"another request holds {held}, and {held} is in free_queue" if held else None
+
+
+def check_free(free: Part) -> Verdict:
+    """Check free(table, ref_cnt, free_queue, hashes): by hand, then beside our BlockManager."""
+    return judge(
+        *("free", free, right_free, FREE_CASES, FREE_SLIPS),
+        "free: queue and cache are always as the package has them",
+        call=_freed,
+        also={"who holds them": _held_in_queue},
+        then=lambda free: _in_random_operations("free", free),
+    )
+
+
+TAKE_CASES = (  # the free queue, hashes, cached
+    ([3], {3: "c"}, {"c": 3}),
+    ([3, 5], {3: "c", 5: None}, {"c": 3}),  # not the last of the queue
+    ([5, 3], {3: "c", 5: None}, {"c": 3}),  # 5 has no hash
+    ([3], {1: "a", 3: "c"}, {"a": 1, "c": 3}),  # others can be found, too
+)
+TAKE_SLIPS: Slips = slips_of(
+    right_take,
+    """
+    pop(0) → pop()
+        the last of the queue is taken
+    free_queue.pop(0) → free_queue[0]
+        the right block, but it is still in free_queue ▸ free_queue.pop(0)
+    del cached[hashes[block]] → pass
+        the old hash still leads to the block that was taken: it is in `cached`
+    del cached[hashes[block]] → cached[hashes[block]] = None
+        the old hash is still a key of `cached` ▸ del cached[hashes[block]]
+    del cached[hashes[block]] → cached.clear()
+        nothing at all is in `cached` any more
+    hashes[block] = None →
+        the block that was taken still has its old hash in `hashes`
+    del cached[hashes[block]] → pass
+    hashes[block] = None →
+        the old hash of the block that was taken is still in `hashes` and in `cached`
+    hashes[block] = None → del hashes[block]
+        the block that was taken is no key of `hashes` any more
+    hashes[block] = None → hashes.update(dict.fromkeys(hashes))
+        all blocks have lost their hashes
+    """,
+)
+
+
+def _taken(
+    take: Part, queue: list[int], hashes: dict[int, Any], cached: dict[Any, int]
+) -> AsIs | None:
+    """Which block it gave, the queue, the hashes and the cache, after it."""
+    had_hash = hashes[queue[0]] is not None
+    got = take(queue, hashes, cached)
+    if got is ... or (got is None and had_hash):
+        return None
+    block = whole(got)
+    what = f"block {block}" if block is not None else repr(got)
+    in_order = (dict(sorted(one.items(), key=repr)) for one in (hashes, cached))
+    return AsIs("{}; then free_queue {}, hashes {}, cached {}".format(what, queue, *in_order))
+
+
+def check_take(take: Part) -> Verdict:
+    """Check take(free_queue, hashes, cached) → block, in the same two ways."""
+    return judge(
+        *("take", take, right_take, TAKE_CASES, TAKE_SLIPS),
+        "take: queue and cache are always as the package has them",
+        call=_taken,
+        then=lambda take: _in_random_operations("take", take),
+    )
+
+
+def _in_random_operations(name: str, part: Part) -> str:
+    """400 operations of a BlockManager beside a part → what is wrong with it first, or ""."""
+    draw, parts = random.Random(0), Parts({"free": right_free, "take": right_take}, "check")
+    parts.own[name] = part
+    blocks = type("OwnBlocks", (OwnBlocks,), {"parts": parts})(8, 2)
+    for number in range(400):
+        frees = bool(blocks.tables) and draw.random() < 0.5
+        seq_id = draw.choice(sorted(blocks.tables)) if frees else str(number)
+        tokens = draw.choices((0, 1), k=draw.randint(1, 11))
+        try:
+            if frees:
+                blocks.free(seq_id)
+            elif blocks.admit(seq_id, tokens) is not None:
+                blocks.cache_full_blocks(seq_id, tokens, len(tokens))
+                blocks.commit(seq_id, len(tokens))
+        except PartFailed as failed:
+            return f"in random operations {failed}"
+    return ""
+
+
+# ---- the freed-block bug in a text
+
+
+def leak(
+    model: CausalLM,
+    tokenizer: Tokenizer,
+    asked: Mapping[str, str],
+    blocks: type[BlockManager] = StaleBlocks,
+    num_blocks: int = 9,
+) -> Leak:
+    """Name → prompt, served one after the other under a block manager: what each of them reads."""
+    return record_leak(model, tokenizer, pages(model, num_blocks, blocks), asked, max_tokens=28)

@@ -1,0 +1,1 @@
+"""What puts a learner's functions into the engine: a file for each part of it."""
