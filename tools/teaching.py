@@ -53,7 +53,7 @@ def table(lesson: Lesson) -> str:
     exercises: list[str] = []
     rows: list[tuple[str, list[str], int]] = []
     for one in sections(lesson):
-        if one.level == 1:
+        if one.level == 1 or (one.level > 2 and not rows):  # the title, and what stands below it
             continue
         if one.level == 2:
             rows.append((one.name, [], 0))
