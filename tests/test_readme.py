@@ -70,3 +70,14 @@ def test_the_mistake_that_it_shows_is_told_so(model: CausalLM) -> None:
     with pytest.raises(ValueError, match="is a `return` missing") as told:
         LLMEngine(model, load_tokenizer(), scheduler=LongestFirst).generate("Once")
     assert f"ValueError: {told.value}\n" in README
+
+
+def test_the_hours_add_up() -> None:
+    fractions = {"¼": 0.25, "½": 0.5, "¾": 0.75, "⅔": 2 / 3}
+    hours = {}
+    for code, told in re.findall(r"^\| \[(\w\w) [^|]*<br>([\d¼½¾⅔ +]+) h\b", README, re.M):
+        parts = re.findall(r"(\d*)([¼½¾⅔]?)", told.replace(" ", ""))
+        hours[code] = sum(int(whole or 0) + fractions.get(part, 0) for whole, part in parts)
+    everything, numbered = said(r"about (\d+) hours, the six numbered ones (\d+)")
+    assert len(hours) == 9 and round(sum(hours.values())) == everything
+    assert round(sum(time for code, time in hours.items() if code[0] == "0")) == numbered
