@@ -13,7 +13,7 @@ from torch import Tensor
 from tutorial_engine.lab.kv_edit import Exchange, continued, memory_of
 from tutorial_engine.model.decoder import CausalLM
 from tutorial_engine.viz.flow import Piece, words
-from tutorial_engine.viz.parts import BOLD, CENTRE, FAINT, MARGIN, Sheet, part_of, shade
+from tutorial_engine.viz.parts import BOLD, CENTRE, FAINT, MARGIN, SHADE, Sheet, part_of, shade
 from tutorial_engine.viz.picture import Picture
 from tutorial_engine.viz.player import Frame
 from tutorial_engine.viz.request_look import look
@@ -190,7 +190,7 @@ def matters_picture(falls: Tensor, labels: Sequence[str], goal: str) -> Picture:
     for layer, slot in itertools.product(range(layers), range(slots)):
         fall = max(0.0, float(falls[layer, slot]))
         box = (SIDE + wide * slot, 32.0 + 34 * layer, wide - 2, 32.0)
-        sheet.rect(f"{layer}.{slot}", box, shade(part_of(fall, ends)), f"−{fall:.2f}")
+        sheet.rect(f"{layer}.{slot}", box, shade(part_of(fall, ends)), f"−{fall:.2f}", **SHADE)
         if fall >= 0.05:
             ink = INK if fall > 0.5 else "#ffffff"
             sheet.inside(f"{layer}.{slot}.fall", box, f"−{fall:.2f}", 12.5, fill=ink)

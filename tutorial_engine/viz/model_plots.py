@@ -16,7 +16,18 @@ from tutorial_engine.model.config import ModelConfig
 from tutorial_engine.model.decoder import CausalLM, DecoderLayer
 from tutorial_engine.viz.charts import label_bars, panels, rows_of_bars
 from tutorial_engine.viz.layer_plot import LayerSheet
-from tutorial_engine.viz.parts import BOLD, CENTRE, FAINT, RIGHT, Grid, Sheet, Style, part_of, shade
+from tutorial_engine.viz.parts import (
+    BOLD,
+    CENTRE,
+    FAINT,
+    RIGHT,
+    SHADE,
+    Grid,
+    Sheet,
+    Style,
+    part_of,
+    shade,
+)
 from tutorial_engine.viz.picture import Picture
 from tutorial_engine.viz.request_look import look
 from tutorial_engine.viz.shapes import shape_walk
@@ -171,7 +182,7 @@ def _results(sheet: Sheet, results: Sequence[Tensor], dim: int, framed: int) -> 
         for i, value in enumerate(values.tolist()):
             head, column = divmod(i, dim)
             box = (150 + column * wide, y + 8 + 22 * head, wide, 20.0)
-            sheet.rect(f"{name}{i}", box, shade(part_of(value, (-far, far))))
+            sheet.rect(f"{name}{i}", box, shade(part_of(value, (-far, far))), **SHADE)
             if column == 0:
                 sheet.text(f"{name}.head{head}", 142, box[1] + 15, f"head {head}", 12, **RIGHT)
             if (name, i) == ("q", framed):
