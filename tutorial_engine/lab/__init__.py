@@ -22,7 +22,7 @@ __getattr__, __all__ = hands_out(
     __name__,
     {
         "beside_vllm": "recorded_decisions, vllm_path",
-        "block_size": "block_size_trade, table as trade_table",
+        "block_size": "block_size_trade, decode_table, decode_times, table as trade_table",
         "chrome": "to_chrome",
         "conversation": "Conversation",
         "dial": "sharing, sweep_block_sizes, table as dial_table",

@@ -33,7 +33,7 @@ __getattr__, __all__ = hands_out(
         "kv_edit_view": "matters_picture, readers_picture, strips_picture, transplant_picture",
         "layout_plots": "layouts_picture",
         "leak_view": "leak_picture",
-        "memory_plots": "dial, shift_picture, users_at_once, waste_over_time",
+        "memory_plots": "dial, shift_picture, waste_over_time",
         "model_plots": (
             "ablation_picture, block_picture, gqa_picture, qkv_picture, three_token_picture"
         ),
@@ -41,6 +41,7 @@ __getattr__, __all__ = hands_out(
         "parallel_plots": "mlp_split, ranks_picture",
         "place_plots": "places, read_places",
         "queue_view": "queue_picture",
+        "race_view": "RaceExplorer",
         "radix_view": "radix_tree",
         "request_plots": "one_request",
         "real_plots": "first_slot_picture, first_tokens_picture, losses_picture",
