@@ -67,7 +67,7 @@ PIECES = (
     ),
     Piece(
         *("cache.blocks.BlockManager", "hands out blocks (04, 05)"),
-        *("BlockPool", "RadixCache, TokenToKVPoolAllocator", ""),
+        *("BlockPool", "UnifiedRadixCache, TokenToKVPoolAllocator", ""),
     ),
     Piece(
         *("parallel.tensor_parallel.RowParallelLinear", "a part, then the sum (A1)"),
@@ -120,6 +120,7 @@ def names_elsewhere() -> Names:
 
 
 VLLM, SGLANG, LLAMA_CPP = "vLLM 0.32", "SGLang 0.5.19", "llama.cpp, build 10970"
+READ = "November 2026"
 
 
 class Box(NamedTuple):
@@ -269,8 +270,9 @@ BOXES = {
         "cache.blocks.BlockManager.find",
         "By a hash of each full block and of all that is before it.",
         "The same (hash_block_tokens in vllm/v1/core/kv_cache_utils.py).",
-        "In a radix tree over token ids (RadixCache.match_prefix in "
-        "python/sglang/srt/mem_cache/radix_cache.py), by default token by token.",
+        "In a radix tree over token ids, by default token by token (UnifiedRadixCache.match_prefix "
+        "in python/sglang/srt/mem_cache/unified_radix_cache.py, the default for all models since "
+        "August 2026: pull request 35081; before, RadixCache in radix_cache.py).",
         "By comparing the new prompt with what each slot holds "
         "(server_context_impl::get_available_slot in tools/server/server-context.cpp): one slot's "
         "beginning is used again, or what earlier prompts left in the computer's memory "
@@ -287,7 +289,7 @@ BOXES = {
         "(OffloadingConnector, below vllm/distributed/kv_transfer).",
         "Requests are retracted and computed again (ScheduleBatch.retract_decode in "
         "python/sglang/srt/managers/schedule_batch.py). The prefix cache may spill to the "
-        "computer's memory (HiRadixCache in python/sglang/srt/mem_cache/hiradix_cache.py).",
+        "computer's memory (HiCache, --enable-hierarchical-cache).",
         "Nobody gives way to be computed again. In one common buffer, idle slots are purged first; "
         "if this is not enough, active ones are ended with an error (as the description of pull "
         "request 16736 says; read there, not looked up in this build). Prompts of idle slots are "
@@ -334,7 +336,7 @@ class Told:
         self.engines = dict(zip(who, (box.ours, *box[4:]), strict=True))
 
     def __repr__(self) -> str:
-        lines = textwrap.wrap(f"In other engines today: {self.title} {self.gist}", 92)
+        lines = textwrap.wrap(f"In other engines (read in {READ}): {self.title} {self.gist}", 92)
         for name, text in self.engines.items():
             lines += textwrap.wrap(
                 f"{name}: {text}",
@@ -348,7 +350,7 @@ class Told:
 
     def _repr_html_(self) -> str:
         each = (f"<li><b>{escape(w)}</b>: {escape(how)}</li>" for w, how in self.engines.items())
-        head = f"<b>In other engines today: {escape(self.title)}</b> {escape(self.gist)}"
+        head = f"<b>In other engines (read in {READ}): {escape(self.title)}</b> {escape(self.gist)}"
         return f"<details><summary>{head}</summary><ul>{''.join(each)}</ul></details>"
 
 
