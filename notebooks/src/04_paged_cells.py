@@ -388,12 +388,16 @@ if predictions.reveal("users", str(PoolHistory.of(many).total_entries)):
 # where K and V are read.
 
 # %%
+from tutorial_engine.trace import Finished
+
 run = server.serve(users, twelve, memory_bytes=pages.storage.num_bytes)
-print(f"all twelve are answered after {1000 * run.trace.events[-1].time:.0f} ms")
+for name, trace in (("rows", few), ("yours", run.trace)):
+    ends = [1000 * event.time for event in trace.events if isinstance(event, Finished)]
+    print(f"{name:6} first answer after {ends[0]:.0f} ms, last one after {ends[-1]:.0f} ms")
 
 # %% [markdown]
 # On pages there are a third of the steps, and the last answer comes after 342 ms, not 582 ms. But the first four users wait
-# longer: 342 ms, not 193 ms. On the virtual clock a step pays for each of its tokens, and a step on pages runs twelve
+# longer than on rows: 342 ms, not 193 ms. On the virtual clock a step pays for each of its tokens, and a step on pages runs twelve
 # tokens, not four. On a GPU a decode step mostly reads weights (notebook 02). A step for twelve users takes hardly longer
 # there than one for four.
 
@@ -754,13 +758,13 @@ dial(points) if chosen else None
 
 # %% [markdown]
 # Small blocks have a price: more *table entries*, and a context in more pieces, which our engine must *gather*. The
-# virtual clock does not count this price, so it must be measured.
+# virtual clock does not count this price.
 #
 # **Why 16?** On a GPU vLLM's default is 16 tokens in a block for ordinary models. (Some attention kernels need 32, 64
 # or 128. Models that also have state-space layers, *hybrid models*, get blocks of hundreds or thousands: notebook 05,
-# section 4.) Here pages of 8 and less are faster, but these requests are short. The next cell takes hundreds of tokens. It
-# measures two durations per token: *bookkeeping* is the work of the block manager. *Gathering* is the
-# time to copy one token's K, in one layer, out of scattered blocks.
+# section 4.) Here pages of 8 and less are faster, but these requests are short. The next cell takes longer ones. It
+# measures two times per token: *bookkeeping* is the work of the block manager, *gathering* is to copy
+# K of one layer out of scattered blocks.
 
 # %% tags=["nbval-ignore-output"] jupyter={"source_hidden": true}
 from tutorial_engine.lab import block_size_trade, trade_table
@@ -776,9 +780,9 @@ print(trade_table(block_size_trade()))  # bookkeeping and gathering are measured
 print(decode_table(times))  # measured in section 6
 
 # %% [markdown]
-# Reading in place does depend on it. In the loop each block is one turn, so with blocks of 1 it takes more than ten times
-# as long as with blocks of 16, and larger blocks are still faster. With many blocks in one call, the time falls until 64, and
-# then stays the same. Gathering hardly depends on the size here, too.
+# Reading in place does depend on it. In the loop each block is one turn. With blocks of 1 it takes more than ten times
+# as long as with blocks of 16, and larger blocks are still faster. With many blocks in one call, the time falls until
+# 64, and then stays the same. Gathering hardly depends on the size.
 #
 # So 16 is a compromise. Larger blocks mean fewer turns and less bookkeeping. Smaller blocks waste less,
 # and find more of a common beginning. In a kernel a turn starts no PyTorch operations, so small blocks cost less
@@ -992,14 +996,14 @@ few_numbers = torch.arange(48.0).view(2, 2, 6, 2, 1)  # layers, K and V, places,
 layouts_picture(layouts(few_numbers), layer=1, token=1, num_tokens=5)  # the last place is free
 
 # %% [markdown]
-# A forward reads K and V of one layer at a time. In how many pieces do 1000 tokens lie?
+# A forward reads K and V of one layer at a time. In how many pieces do those of 1000 tokens lie?
 #
-# | order in memory | where the tokens lie | pieces to read in a layer |
-# |---|---|---|
-# | by token | anywhere | 1000: each token is a piece |
-# | by layer | neighbours | 2: all of K, all of V |
-# | by layer | scattered blocks of 16 | up to 126: 63 of K, 63 of V |
-# | by layer | scattered cells | 2000 |
+# | order | pieces |
+# |---|---|
+# | by token | 1000 |
+# | by layer, neighbours | 2: K, V |
+# | by layer, scattered blocks of 16 | up to 126: 63 of K, 63 of V |
+# | by layer, scattered cells | 2000 |
 #
 # With heads first there are twice as many pieces here. So by layer neighbours make long pieces, and by token they never
 # do. This is one reason why vLLM, SGLang and llama.cpp keep the data by layer by default.

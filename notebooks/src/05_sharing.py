@@ -335,9 +335,9 @@ leak_picture(story) if chosen else None
 # reads well, and no error was raised. This is a *stale* read: what is read is old, and no longer valid.
 
 # %% [markdown]
-# Such bugs happen. In vLLM 0.25.1 a streaming session could replace tokens of a block that had its hash already. The hash
-# stayed. A later request with the old tokens found the block, and read K and V of the new ones
-# ([issue 49449](https://github.com/vllm-project/vllm/issues/49449)).
+# Such bugs happen. In vLLM 0.25.1 a streaming session (a request whose prompt comes in parts) could replace tokens of a
+# block that had its hash already. The hash stayed. A later request with the old tokens could find the block, and read K and V of
+# the new ones ([issue 49449](https://github.com/vllm-project/vllm/issues/49449)).
 
 # %% [markdown]
 # ### Exercise 3: hand out a free block (5 minutes)
@@ -482,10 +482,11 @@ check_causes(causes() or {}, runs)
 # In run 3, A and C come in the same step. This alone is no cause in our engine: with larger chunks, C finds what A computes
 # in this very step. Other engines differ. In a service with several copies of the engine (*replicas*), ask first
 # whether the second request went to the same replica: each has a prefix cache of its own.
-#
-# A cause that is often asked about in 2026 is like `SHORT`. *Hybrid models* have state-space layers beside those with
-# attention. vLLM makes their blocks so large that a block is worth one such state: 528 to several thousand
-# tokens. A shorter common beginning fills no block (vLLM issues
+
+# %% [markdown]
+# In 2026 many ask about a case of `SHORT`. *Hybrid models* have state-space layers beside those with attention. Such
+# a layer keeps one state of fixed size, in place of K and V. vLLM makes a block at least as large as this state: for 528
+# to several thousand tokens. A shorter common beginning fills no block (vLLM issues
 # [40696](https://github.com/vllm-project/vllm/issues/40696),
 # [47430](https://github.com/vllm-project/vllm/issues/47430) and
 # [53749](https://github.com/vllm-project/vllm/issues/53749)).
@@ -677,15 +678,14 @@ for one in when_full(kept):
 # | E | tokens |
 # |---|---|
 # | its prompt | 387 |
-# | found when it comes: its text begins like A's | 8 |
+# | found first: its text begins like A's | 8 |
 # | its first chunk | 256 |
-# | so it has, when it is preempted | 264 |
+# | so it has when it is preempted | 264 |
 # | found when it comes back | 232 |
 #
 # Why is it preempted only once? The blocks that it would find stand in the free queue, so they need room, too. The
 # other 123 fit into one chunk. So the second rule asks for room for all 387, like the first one, and E waits.
-# Meanwhile the users take some of its blocks, so it finds fewer. If the rest did not fit into one chunk, E
-# could thrash again.
+# Meanwhile the users take some of its blocks. If the rest did not fit into one chunk, E could thrash again.
 
 # %%
 box("admission")
