@@ -83,8 +83,9 @@ race.set(step=34)
 race
 
 # %% [markdown]
-# The same memory serves four users at once, or twelve. No answer differs. In the rows, most slots are hatched: they are
-# reserved for a user, and hold nothing. The milliseconds are those of the virtual clock of notebook 03.
+# The same memory serves four users at once, or twelve. No answer differs. In the rows most slots are pale: they are
+# reserved for a user, and hold nothing. (The milliseconds are those of the virtual clock of notebook 03. A to D are answered
+# sooner on rows: section 5 says why.)
 #
 # In this notebook you write the second engine: how many blocks there are, who gets which, and an attention that reads
 # them where they lie. Then your own functions run this race.

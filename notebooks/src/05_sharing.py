@@ -255,16 +255,18 @@ queue_picture(pool_of_7.trace.trace(), [0]) if chosen else None
 # first 12 tokens are A's:
 
 # %% tags=["figure-evicted"]
+pool_of_7 = make_engine(make_pages(num_blocks=7))
 ids_new = prompts[1] + prompts[0] + prompts[2][:2]
-for name, ids, n in (("B", ids_new, 2), ("C", ids_a[:13], 1)):
+for name, ids, n in (("A", ids_a[:12], 1), ("B", ids_new, 2), ("C", ids_a[:13], 1)):
     pool_of_7.add_request(name, ids, SamplingParams(max_tokens=n))
     pool_of_7.run()
 print("tokens found by each of them:", found_by(pool_of_7))
 queue_picture(pool_of_7.trace.trace(), [1])
 
 # %% [markdown]
-# The *tail* of A, block 2, goes to B and is evicted. Blocks 0 and 1 stay in the queue with their hashes, so C finds them. If the head had gone first, C
-# would have found nothing, because the search starts at the first block and stops at the first miss.
+# The *tail* of A, block 2, goes to B and is evicted. Blocks 0 and 1 stay in the queue with their hashes, so C finds them.
+# If the head had gone first, C would have found nothing, because the search starts at the first block and stops at the
+# first miss.
 #
 # All three blocks of A were full. The last block of a request is often open when the request ends. An open block has no
 # hash, so nobody can find it, and nothing is lost when it is taken. Therefore blocks without a hash go to the *front*
