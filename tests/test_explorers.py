@@ -665,7 +665,8 @@ def test_a_lane_is_as_long_as_the_part_of_the_answer_that_its_user_has(
             over = [user for user, count in got.items() if count == 4]
             said = f"{len(over)} answered" if when < lap.end else f"all {len(over)} answered"
             assert f"{run}: {said}" in caption_of(made) and lap.answered(when) == over
-            assert (lap.pool(when).usage.used > 0) == (when < lap.end)
+            steps = [step for step, began in enumerate(lap.begins) if began <= when]
+            assert lap.pool(when) == traces[run].snapshots[steps[-1]]
 
 
 # -- the scheduler ---------------------------------------------------------------------------------

@@ -33,14 +33,9 @@ class Lap:
         self.begins = [step.began - run.start for step in run.steps]
 
     def pool(self, when: float) -> PoolSnapshot:
-        """The pool of the step that runs then; an empty one when all are answered."""
-        now = [s for s, t in zip(self.history.snapshots, self.begins, strict=True) if t <= when]
-        if now and when < self.end:
-            return now[-1]
-        last = self.history.snapshots[-1 if now else 0]
-        return last._replace(
-            tokens={}, owners={}, new=frozenset(), running=(), entries={}, waiting=()
-        )
+        """The pool of the step that runs then, or of the last one when all are answered."""
+        begun = sum(began <= when for began in self.begins)
+        return self.history.snapshots[max(begun - 1, 0)]
 
     def got(self, name: str, when: float) -> int:
         """The new tokens that a user has by then."""
@@ -109,7 +104,10 @@ class RaceExplorer(Explorer):
         for i, (name, lap) in enumerate(self.laps.items()):
             self._lanes(sheet, name, lap, when, MARGIN + i * (SIDE + MARGIN))
         for name, lap in self.laps.items():
-            draw_pool(sheet, name, lap.pool(when), self.looks, lanes, LINE_OF_SLOTS)
+            now = lap.pool(when)
+            draw_pool(sheet, name, now, self.looks, lanes, LINE_OF_SLOTS)
+            words = f"step {now.step}" if when < lap.end else f"done: this was step {now.step}"
+            sheet.note(f"{name}.step", WIDTH - MARGIN, lanes + 12, words, 12, **RIGHT)
             lanes += strips[name]
         return sheet
 
