@@ -399,7 +399,7 @@ from tutorial_engine.trace import Finished
 run = server.serve(users, twelve, memory_bytes=pages.storage.num_bytes)
 for name, trace in (("rows", few), ("yours", run.trace)):
     ends = [1000 * event.time for event in trace.events if isinstance(event, Finished)]
-    print(f"{name:6}{trace.num_steps} steps: first answer after {ends[0]:.0f} ms, last {ends[-1]:.0f} ms")
+    print(f"{name:6}{trace.num_steps} steps: first answer {ends[0]:.0f} ms, last {ends[-1]:.0f} ms")
 
 # %% [markdown]
 # On pages there are a third of the steps, and the last answer comes after 342 ms, not 582 ms. But the first four users wait
