@@ -9,7 +9,11 @@ from typing import Any, TypeVar
 import ipywidgets as widgets
 from tokenizers import Tokenizer
 
+from tutorial_engine.lab.dial import Dial
+from tutorial_engine.lab.workload import Arrival
 from tutorial_engine.model.decoder import CausalLM
+from tutorial_engine.sampling.params import SamplingParams
+from tutorial_engine.trace.pool import ROWS
 from tutorial_engine.viz.attention_explorer import MAX_TOKENS, AttentionExplorer
 from tutorial_engine.viz.block_explorer import BlockExplorer
 from tutorial_engine.viz.cache_explorer import CacheExplorer
@@ -18,6 +22,7 @@ from tutorial_engine.viz.cell_explorer import APPEND, CellExplorer, Operation, s
 from tutorial_engine.viz.dial_explorer import DialExplorer
 from tutorial_engine.viz.explorer import Explorer
 from tutorial_engine.viz.fact_view import FactExplorer
+from tutorial_engine.viz.race_view import RaceExplorer
 from tutorial_engine.viz.recorded import LATE_LONG
 from tutorial_engine.viz.rope_explorer import RopeExplorer
 from tutorial_engine.viz.sampling_explorer import SamplingExplorer
@@ -50,6 +55,15 @@ def cells(model: CausalLM, tokenizer: Tokenizer, prompt: str) -> CellExplorer:
     return CellExplorer(model, tokenizer, num_cells=16, script=script)
 
 
+def race(
+    model: CausalLM, tokenizer: Tokenizer, prompts: list[str], new_tokens: int = 3
+) -> RaceExplorer:
+    params = SamplingParams(max_tokens=new_tokens, ignore_eos=True)
+    arrivals = [Arrival(0.0, text, params, f"user {i}") for i, text in enumerate(prompts)]
+    dial = Dial(model, arrivals, num_slots=256, max_len=64, tokenizer=tokenizer)
+    return RaceExplorer({"rows": dial.at(ROWS).trace, "pages": dial.at(4).trace})
+
+
 MAKE: dict[str, Make] = {
     "attention": AttentionExplorer,
     "rope": lambda *_: RopeExplorer(),
@@ -63,6 +77,7 @@ MAKE: dict[str, Make] = {
     "pages": lambda m, t, p: BlockExplorer(m, t, [p], new_tokens=3, num_blocks=20, simple=True),
     "cells": cells,
     "dial": lambda m, t, p: turn(DialExplorer(m, t, [p, "One day"], 3), block_size=4),
+    "race": lambda m, t, p: race(m, t, [p, "One day", "Mia", "Tom", "Ben"]),
     "fact": lambda m, t, p: FactExplorer(
         m, t, *(f"{name} had a coat. {p} was a friend of N" for name in ("Namo", "Nedo"))
     ),
@@ -82,6 +97,7 @@ LARGEST: dict[str, Make] = {
     "pages": lambda m, t, _: BlockExplorer(m, t, MANY, block_size=2, num_blocks=32, simple=True),
     "cells": lambda m, t, _: CellExplorer(m, t, num_cells=16, script=story(cut(t, 14), 14)),
     "dial": lambda m, t, _: turn(DialExplorer(m, t, MANY, 12, 512, 128), block_size=1),
+    "race": lambda m, t, _: race(m, t, (MANY * 4), 16),
     "fact": lambda m, t, _: FactExplorer(
         m, t, f"Namo had {cut(t, 40)}", f"Nedo had {cut(t, 40)}", replace="K and V"
     ),

@@ -39,7 +39,9 @@ from tutorial_engine.lab.real import needs_real
 pytestmark = pytest.mark.browser
 FOLDER = ROOT / "notebooks"
 ATTENTION, EXPLORERS = "01_attention_rope.ipynb", "explorers.ipynb"
-MAKES = re.compile(r"(Attention|Rope|Cache|Sampling|Block|Cell|Dial)Explorer\(|MemoryCalculator\(")
+MAKES = re.compile(
+    r"(Attention|Rope|Cache|Sampling|Block|Cell|Dial|Race)Explorer\(|MemoryCalculator\("
+)
 NASTY = "<script>window.hacked = 1</script> <s> <think> \"'& 😀"
 
 # every kind of view that a learner's text can reach: explorer, plot, question, verdict, print

@@ -23,6 +23,7 @@ from explorers import (
     inside,
     items,
     message_of,
+    race,
     seen,
     svg_of,
     tips,
@@ -60,6 +61,7 @@ from tutorial_engine.viz.explorer import Explorer
 from tutorial_engine.viz.moving import moving
 from tutorial_engine.viz.picture import WIDGET_VIEW
 from tutorial_engine.viz.player import Frame, film_of, player, still
+from tutorial_engine.viz.race_view import BAR
 from tutorial_engine.viz.recorded import ALL_AT_ONCE, LATE_LONG, ONE_BY_ONE
 from tutorial_engine.viz.sampling_explorer import MOST_DRAWS, SamplingExplorer
 from tutorial_engine.viz.scene import HATCHED, Item, Scene, plain
@@ -641,6 +643,31 @@ def test_every_position_runs_once_and_gives_the_tokens_of_generate_alone(
     for prompt, ids in zip(prompts, dial.dial.expected, strict=True):
         (alone,) = generate(model, prompt, params, tokenizer=tokenizer)
         assert alone.outputs[0].token_ids == ids
+
+
+# -- the race --------------------------------------------------------------------------------------
+
+
+def test_a_lane_is_as_long_as_the_part_of_the_answer_that_its_user_has(
+    model: CausalLM, tokenizer: Tokenizer
+) -> None:
+    made = race(model, tokenizer, [*PROMPTS, "Mia", "Tom had a hat"], 4)
+    traces = {name: lap.history for name, lap in made.laps.items()}
+    assert {history.pool.kind for history in traces.values()} == {"rows", "pages"}
+    for step in range(made.num_steps):
+        bars = items(turn(made, step), r".*\.bar")
+        for run, lap in made.laps.items():
+            when, got = made.tick * step / 1000, dict[str, int]()
+            for user, life in lap.lives.items():
+                got[user] = sum(one <= when for one in life.token_times)  # it starts at 0
+                bar = bars.get(f"{run}.{user}.bar")
+                wide = 0.0 if bar is None else bar.attributes["width"]
+                assert wide == pytest.approx(BAR * got[user] / 4)
+            over = [user for user, count in got.items() if count == 4]
+            said = f"{len(over)} answered" if when < lap.end else f"all {len(over)} answered"
+            assert f"{run}: {said}" in caption_of(made) and lap.answered(when) == over
+            steps = [step for step, began in enumerate(lap.begins) if began <= when]
+            assert lap.pool(when) == traces[run].snapshots[steps[-1]]
 
 
 # -- the scheduler ---------------------------------------------------------------------------------

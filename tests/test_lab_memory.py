@@ -14,10 +14,11 @@ from torch import Tensor
 
 from tutorial_engine.cache import CellKVCache, PagedKVCache, StaticKVCache
 from tutorial_engine.cache.memory import KVMemory
+from tutorial_engine.cache.paged_attention import NaivePagedAttention
 from tutorial_engine.cache.storage import KVStorage
 from tutorial_engine.engine import EngineConfig, LLMEngine, VirtualClock
 from tutorial_engine.lab import hit_rate
-from tutorial_engine.lab.block_size import block_size_trade, table
+from tutorial_engine.lab.block_size import block_size_trade, decode_table, decode_times, table
 from tutorial_engine.lab.dial import Dial, DialPoint, sharing, sweep_block_sizes
 from tutorial_engine.lab.hit_rate import CAUSES, RECIPES, Case, cases
 from tutorial_engine.lab.pool_log import max_concurrency, pool_log
@@ -147,6 +148,14 @@ def test_large_blocks_waste_and_small_ones_cost() -> None:
     assert of[1].bookkeeping > 2 * of[16].bookkeeping, "each block is named and found anew"
     assert of[16].waste < 5 < of[256].waste
     assert [int(line.split()[0]) for line in table(trades).splitlines()[1:]] == [*of]
+
+
+def test_the_loop_over_blocks_is_slow_where_there_are_many() -> None:
+    ways = {"gather": None, "loop": NaivePagedAttention}
+    times = decode_times(load_model(), ways, (1, 16), num_tokens=128, steps=3)
+    assert times["loop"][1] > 2 * times["loop"][16] > 0 < times["gather"][16]
+    head, *lines = decode_table(times).splitlines()
+    assert head.split()[-2:] == ["1", "16"] and [line.split()[0] for line in lines] == [*ways]
 
 
 # -- vLLM's two log lines -------------------------------------------------------------------------

@@ -101,6 +101,7 @@ from tutorial_engine.viz.jukebox_view import Take, jukebox_frames
 from tutorial_engine.viz.kv_edit_view import transplant_runs
 from tutorial_engine.viz.picture import Picture
 from tutorial_engine.viz.player import Frame
+from tutorial_engine.viz.race_view import RaceExplorer
 from tutorial_engine.viz.request_look import text_width
 from tutorial_engine.viz.sampling_explorer import SamplingExplorer
 from tutorial_engine.viz.scene import Scene
@@ -278,10 +279,10 @@ VIEWS: dict[str, Callable[[], View]] = {
     "waste": lambda: viz.waste_over_time(
         {"rows": dial_point(ROWS).trace, "pages": dial_point(4).trace}
     ),
-    "users": lambda: viz.users_at_once({"rows": dial_point(ROWS).trace, "4": dial_point(4).trace}),
     "leak": lambda: viz.leak_picture(leaked(learn.StaleBlocks)),
     "leak of nothing": lambda: viz.leak_picture(leaked(BlockManager, num_blocks=20)),
     "queue": lambda: viz.queue_picture(recorded_run("long_prompt"), [13, 19]),
+    "queue, first steps": lambda: viz.queue_picture(recorded_run("long_prompt"), [0, 1]),
     "overlap": lambda: viz.overlap_picture(3, 7, 4),
     "overlap, slow plans": lambda: viz.overlap_picture(9, 4, 3),
     "radix, two forks": lambda: viz.radix_tree(
@@ -501,7 +502,7 @@ def test_the_checks_see_what_they_are_for() -> None:
     assert text_width("日本 a", 12) == 24 + text_width(" a", 12), "an em each"
 
 
-@pytest.mark.parametrize("name", ["timelines", "users", "blocks 64", "mask", "bench", "waste"])
+@pytest.mark.parametrize("name", ["timelines", "queue", "blocks 64", "mask", "bench", "waste"])
 def test_drawn_twice_it_is_the_same_light_file(name: str) -> None:
     one, other = VIEWS[name](), VIEWS[name]()
     assert isinstance(one, Picture) and one == other
@@ -548,6 +549,11 @@ REFUSED: list[tuple[str, Callable[[], object]]] = [
     ("no request 'Z'", lambda: viz.one_request(story(), "Z")),
     ("65 tokens that see 65 are too many", lambda: lone_batch([[1] * 65])),
     ("not of an engine on pages", lambda: viz.block_view(story(), 0)),
+    (r"steps \[99\] of 0 ", lambda: viz.queue_picture(recorded_run("long_prompt"), [99])),
+    (
+        r"two runs of at most 12 requests.*\['one'\]",
+        lambda: RaceExplorer({"one": dial_point(4).trace}),
+    ),
     (r"step 9 is outside 0", lambda: viz.block_view(on_blocks(2, 16), 9)),
     (rf"7 requests, .* {MAX_REQUESTS} requests", lambda: viz.block_view(on_blocks(40, 4, 7), 0)),
     (r"room for .* 32 blocks", lambda: viz.block_view(on_blocks(40), 0, simple=True)),

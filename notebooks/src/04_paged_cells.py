@@ -1,14 +1,14 @@
 # %% [markdown]
 # # 04 · Pages, cells and layers
 #
-# In notebook 03 each request had a whole row of memory. Here you give memory out in small pieces, when it is needed,
-# so that more users run in the same memory. Only the *map* changes: it says in which *slot* K and V of
-# each token lie.
+# In notebook 03 each request had a whole row of memory. Here you give memory out in small pieces, when it is needed. Only
+# the *map* changes: it says in which *slot* K and V of each token lie.
 #
 # | sitting | about | time |
 # |---|---|---|
-# | sections 1 to 6 | blocks, block tables, attention in place | 1½ hours |
-# | sections 7 to 11 | cells, the order in memory, block size | 1 hour |
+# | sections 1 to 6 | blocks, block tables, attention in place | 2 hours |
+# | sections 7 to 9 | cells, block size, vLLM's blocks | 50 minutes |
+# | 10 and 11, optional | context shift, order in memory | 30 minutes |
 #
 # You should have done notebook 03, or know what admission and a step are. You may skip folded code.
 
@@ -32,6 +32,64 @@ prompts = [tokenizer.encode(text).ids for text in PROMPTS]
 labels = {i: token_label(tokenizer, i) for i in range(tokenizer.get_vocab_size())}
 print([len(ids) for ids in prompts], "tokens")
 
+
+# %% jupyter={"source_hidden": true}
+def make_pages(num_blocks=12, block_size=4, **options):
+    """A pool of blocks, with a recorder."""
+    sizes = {"num_blocks": num_blocks, "block_size": block_size}
+    return PagedKVCache.from_config(model.config, **sizes, **options, trace=Recorder())
+
+
+def make_engine(memory=None, runner=None, **limits):
+    """An engine on rows of 64 slots, or on another memory."""
+    config = EngineConfig(**({"max_model_len": 64, "max_num_seqs": 3} | limits))
+    trace = Recorder() if memory is None else memory.trace
+    parts = {"memory": memory, "runner": runner, "trace": trace}
+    return LLMEngine(model, tokenizer, config, clock=VirtualClock(), **parts)
+
+
+# %% jupyter={"source_hidden": true}
+NAMES = "Anna Ben Mia Tom Lily Sam Nora Max Ella Finn Ruby Leo".split()
+THINGS = ["a red kite", "a blue ball", "a green hat"]
+users = [f"{name} had {THINGS[i % 3]}." for i, name in enumerate(NAMES)]
+twelve = SamplingParams(max_tokens=12, ignore_eos=True)
+
+
+def serve_users(memory, places, **limits):
+    """Twelve new tokens for each user → tokens by request, and the trace."""
+    engine = make_engine(memory, max_num_seqs=places, **limits)
+    for i, text in enumerate(users):
+        engine.add_request("ABCDEFGHIJKL"[i], text, twelve)
+    tokens = {out.request_id: out.outputs[0].token_ids for out in engine.run()}
+    return tokens, engine.trace.trace()
+
+
+# %% [markdown]
+# First, a race. Twelve users send a short prompt at the same moment, and each gets 12 new tokens. Two engines
+# serve them. Both have the same model, and the same memory for K and V. The first engine gives each user a row of 64
+# slots, and has four rows. The second engine gives each user four slots at a time, when they are needed.
+#
+# Move the slider to 0, and press ▶.
+
+# %% tags=["figure-race"]
+from tutorial_engine.viz import RaceExplorer
+
+pages = make_pages(64)
+(tokens_rows, few), (tokens_pages, many) = serve_users(None, 4), serve_users(pages, 12)
+print(f"memory for K and V in both: {pages.storage.num_bytes // 1024} KiB")
+print("same tokens for all twelve:", tokens_rows == tokens_pages)
+race = RaceExplorer({"rows": few, "pages": many})
+race.set(step=35)
+race
+
+# %% [markdown]
+# The same memory serves four users at once, or twelve. No answer differs. In the rows most slots are pale: they are
+# reserved for a user, and hold nothing. (The milliseconds are those of the virtual clock of notebook 03. A to D are answered
+# sooner on rows: section 5 says why.)
+#
+# In this notebook you write the second engine: how many blocks there are, who gets which, and an attention that reads
+# them where they lie. Then your own functions run this race.
+
 # %% [markdown]
 # ## 1 · What rows waste
 #
@@ -43,14 +101,6 @@ print([len(ids) for ids in prompts], "tokens")
 
 # %%
 params = [SamplingParams(max_tokens=n, ignore_eos=True) for n in (6, 3, 5)]
-
-
-def make_engine(memory=None, runner=None, **limits):
-    """An engine on rows of 64 slots, or on another memory."""
-    config = EngineConfig(**({"max_model_len": 64, "max_num_seqs": 3} | limits))
-    trace = Recorder() if memory is None else memory.trace
-    parts = {"memory": memory, "runner": runner, "trace": trace}
-    return LLMEngine(model, tokenizer, config, clock=VirtualClock(), **parts)
 
 
 def serve_three(engine, params=params):
@@ -144,14 +194,6 @@ predictions.ask(
     "follows 'Maximum concurrency for 32 tokens per request'?",
     ["1.00x", "1.50x", "3.00x"],
 )
-
-
-# %% jupyter={"source_hidden": true}
-def make_pages(num_blocks=12, block_size=4, **options):
-    """A pool of blocks, with a recorder."""
-    sizes = {"num_blocks": num_blocks, "block_size": block_size}
-    return PagedKVCache.from_config(model.config, **sizes, **options, trace=Recorder())
-
 
 # %%
 from tutorial_engine.lab import log_of_pool as pool_log
@@ -324,50 +366,46 @@ waste_over_time({"rows": rows_trace, "pages": on_pages.trace.trace()})
 # <details><summary>Why 26 tokens in step 2 here, and 17 in the block picture?</summary>This picture counts B's 9
 # tokens. The block picture shows the end of the step, and B has left by then: 26 − 9 = 17.</details>
 #
-# Now we give both maps the same memory, and let more users come than rows can hold. There are 256 slots: 4 rows of
-# 64, or 64 blocks of 4. Twelve users come at once. Each sends a short prompt and gets 12 new tokens.
-
-# %% jupyter={"source_hidden": true}
-NAMES = "Anna Ben Mia Tom Lily Sam Nora Max Ella Finn Ruby Leo".split()
-THINGS = ["a red kite", "a blue ball", "a green hat"]
-users = [f"{name} had {THINGS[i % 3]}." for i, name in enumerate(NAMES)]
-
-
-def serve_users(memory, places):
-    """Twelve new tokens for each user → tokens by request, and the trace."""
-    engine = make_engine(memory, max_num_seqs=places)
-    for i, text in enumerate(users):
-        wanted = SamplingParams(max_tokens=12, ignore_eos=True)
-        engine.add_request("ABCDEFGHIJKL"[i], text, wanted)
-    tokens = {out.request_id: out.outputs[0].token_ids for out in engine.run()}
-    return tokens, engine.trace.trace()
-
+# Back to the race. There are 256 slots: 4 rows of 64, or 64 blocks of 4. The prompts have 7 or 8 tokens, and each user
+# gets 12 new ones.
 
 # %%
 predictions.ask(
     "users",
-    "The prompts have 7 or 8 tokens. How many of the twelve run at once, on rows and on pages?",
-    ["4 and 6", "4 and 9", "4 and 12", "12 and 12"],
+    "A user runs at most 8 + 11 = 19 tokens here. Rows of 20 slots would be enough, and 12 of them fit into the "
+    "256 slots. Would such rows be as fast as pages?",
+    ["no, pages are faster", "yes, as fast", "they would be faster"],
 )
 
-# %% tags=["figure-users"]
-from tutorial_engine.viz import users_at_once
-
-(tokens_rows, few), (tokens_pages, many) = serve_users(None, 4), serve_users(make_pages(64), 12)
-most = [max(len(s.running) for s in PoolHistory.of(run).snapshots) for run in (few, many)]
-if chosen := predictions.reveal("users", f"{most[0]} and {most[1]}"):
-    print("same tokens for all twelve:", tokens_rows == tokens_pages)
-    print(f"steps: {few.num_steps} on rows, {many.num_steps} on pages")
-users_at_once({"rows": few, "pages": many}) if chosen else None
+# %%
+_, short = serve_users(None, 12, max_model_len=20)
+last = {"pages": many.events[-1].time, "rows of 20": short.events[-1].time}
+gain = last["pages"] - last["rows of 20"]
+if predictions.reveal("users", 1 + (gain > 1e-9) - (gain < -1e-9)):
+    for name, seconds in last.items():
+        print(f"{name:11} all answered after {1000 * seconds:.0f} ms")
 
 # %% [markdown]
-# Three times as many users are served at once, and the last answer comes after a third of the steps. A row reserves
-# 64 slots for a user. But a user runs at most 8 + 11 = 19 tokens, so 5 blocks: 12 · 5 = 60 of the 64 blocks. If every
-# user needed 64 slots, pages would gain nothing. (In the picture colours repeat: read the letters.)
+# Such rows serve all twelve at once. But then nobody may have a longer text. An engine does not know how long an answer
+# will be, so a row must have room for the longest one. Pages need not know it: a user with 19 tokens holds 5 blocks, and takes
+# the sixth only if it goes on. If every user needed 64 slots, pages would gain nothing.
 #
-# <details><summary>And in time?</summary>On the virtual clock a step pays for each of its tokens, so the gain is smaller:
-# 342 ms against 582 ms. On a GPU a decode step mostly reads weights (notebook 02), so there the gain is nearer to that
-# in steps.</details>
+# Now your functions run the race. `num_blocks` turns the memory into blocks, `allocate` gives them out, and `slots` says
+# where K and V are read.
+
+# %%
+from tutorial_engine.trace import Finished
+
+run = server.serve(users, twelve, memory_bytes=pages.storage.num_bytes)
+for name, trace in (("rows", few), ("yours", run.trace)):
+    ends = [1000 * event.time for event in trace.events if isinstance(event, Finished)]
+    print(f"{name:6}{trace.num_steps} steps: first answer {ends[0]:.0f} ms, last {ends[-1]:.0f} ms")
+
+# %% [markdown]
+# On pages there are a third of the steps, and the last answer comes after 342 ms, not 582 ms. But the first four users wait
+# longer than on rows: 342 ms, not 193 ms. On the virtual clock a step pays for each of its tokens, and a step on pages runs twelve
+# tokens, not four. On a GPU a decode step mostly reads weights (notebook 02). A step for twelve users takes hardly longer
+# there than one for four.
 
 # %% [markdown]
 # ## 6 · Attention that reads the pages in place
@@ -484,36 +522,16 @@ for name, backend in ways.items():
     print(f"{name:15} same tokens: {same}, {memory.storage.bytes_gathered / 1024:.0f} KiB copied")
 
 # %% [markdown]
-# No byte of K or V is copied any more. Is it faster, too? We measure one decode step over a long context
-# whose blocks are scattered at random.
+# No byte of K or V is copied any more. Is it faster, too? We measure a decode step over 960 tokens, whose blocks are
+# scattered at random. Each way takes 11 steps, in turn with the others, and the median counts. The cell also
+# measures other block sizes, for section 8, so it takes some time.
 
+# %% tags=["nbval-ignore-output"]
+from tutorial_engine.lab import decode_table, decode_times
 
-# %% jupyter={"source_hidden": true}
-import random
-import time
-
-
-def decode_seconds(backend, num_tokens=960, block_size=16):
-    """The least time of one decode step over so many tokens in scattered blocks, of 5."""
-    num_blocks = 1280 // block_size
-    memory = make_pages(num_blocks, block_size, prefix_caching=False)
-    for block in random.Random(0).sample(range(num_blocks), num_blocks):  # the queue, shuffled
-        memory.blocks.free_queue.move_to_end(block)
-    runner = ModelRunner(model, memory.storage, backend(memory) if backend else None)
-    engine = make_engine(memory, runner, max_model_len=1024, max_num_batched_tokens=1024)
-    engine.add_request("A", [65] * num_tokens, SamplingParams(max_tokens=6, ignore_eos=True))
-    engine.step()  # the prompt
-    seconds = []
-    for _ in range(5):
-        began = time.process_time()  # of the processor: other programs do not count
-        engine.step()
-        seconds.append(time.process_time() - began)
-    return min(seconds)
-
-
-# %% tags=["nbval-ignore-output"] jupyter={"source_hidden": true}
-for name, backend in ways.items():  # measured here
-    print(f"{name:15} {1000 * decode_seconds(backend):6.1f} ms for a decode step")
+times = decode_times(model, ways, num_tokens=960, steps=11)  # measured here
+for name, by_size in times.items():
+    print(f"{name:15} {by_size[16]:6.1f} ms for a decode step, with blocks of 16")
 
 # %% [markdown]
 # On a CPU the loop is the slowest. Each turn starts several PyTorch operations for one small block, and that costs more
@@ -564,7 +582,7 @@ for name, backend in ways.items():  # measured here
 # %% [markdown]
 # ---
 #
-# **The first sitting ends here.** The second sitting takes about 1 hour. If you begin there after a restart, first
+# **The first sitting ends here.** The second sitting takes about 50 minutes. If you begin there after a restart, first
 # run all cells above (menu Run, "Run All Above Selected Cell").
 #
 # ---
@@ -577,7 +595,7 @@ for name, backend in ways.items():  # measured here
 # What if a block has room for one token only? Then no slot stays empty at the end of a block. llama.cpp always works
 # like this. A **cell** is a slot for one token, in all layers. With its option `--kv-unified` all sequences share one table of
 # cells, as here. Each cell notes three things: the *position* of its token, its *owners* (the sequences that it
-# belongs to), and a *shift*, which section 8 explains.
+# belongs to), and a *shift*, which section 10 explains.
 
 
 # %%
@@ -657,13 +675,12 @@ for event in run.trace.events:
         print(f"step {event.step}: {event.request_id} gives all its cells back")
 
 # %% [markdown]
-# The two answers of a request share all its prompt cells except the last. In our engine each second answer
-# (`A.1`, `B.1`, `C.1`) runs the last prompt token again, in a cell of its own, to get a row of logits.
+# **What is shared.** The two answers of a request share all its prompt cells except the last one. Each second answer
+# (`A.1`, `B.1`, `C.1`) runs the last prompt token again, in a cell of its own, because it needs logits of its own.
 #
-# The six answers need more than 28 cells. So four of them give all their cells back, B's second answer even twice.
-# Later each of them runs again what it had run, in cells of its own. C's first answer waits three steps, until A and B
-# leave their cells. Then 6 tokens run: five again, and the one that was chosen last. All this is one gap between two of its tokens, so its TPOT is
-# 25.2 ms.
+# **What is lost.** The six answers need more than 28 cells. So four of them give all their cells back, as the lines above
+# say, and one of these does it twice. When cells are free again, each runs all its lost tokens again, in cells of its own,
+# and its newest token. This costs time, and changes no token.
 
 # %% [markdown]
 # Our engine gathers the visible cells, sorted by position. llama.cpp gathers nothing: its attention reads all cells
@@ -672,7 +689,7 @@ for event in run.trace.events:
 
 # %% [markdown]
 # In the explorer you change cells by hand, and the real model runs on them. `seq_rm`, `seq_cp`, `seq_keep` and `seq_add`
-# have llama.cpp's names. `seq_unshare` is ours: it copies shared cells. (*apply K-shift* belongs to section 8.) `seq_cp` shares cells: it adds an owner, and copies nothing (in one table). `seq_rm` takes an owner away,
+# have llama.cpp's names. `seq_unshare` is ours: it copies shared cells. (*apply K-shift* belongs to section 10.) `seq_cp` shares cells: it adds an owner, and copies nothing (in one table). `seq_rm` takes an owner away,
 # and a cell without owners is free. The explorer opens at the end of a short story. Step back, and read what each
 # operation did.
 
@@ -707,7 +724,165 @@ if predictions.reveal("freed", {0: "none"}.get(len(freed), str(len(freed)))):
 # **Try it.** Now do it in the explorer: leave seq 0, p0 0 and p1 −1 (to the end), and press the button `seq_rm`.
 
 # %% [markdown]
-# ## 8 · The context is full
+# ## 8 · Which block size?
+#
+# **Objective:** choose a block size by what it costs.
+#
+# Cells, pages and rows are three maps over the same kind of storage. The block size is the dial between them: at one
+# end a cell for each token, at the other a row for each request. Twelve requests come, one every 20 ms. Eight
+# begin with the same 8 tokens. All share 256 slots. Pages keep full blocks of earlier requests and use them again
+# (notebook 05). Cells and rows do not.
+
+# %%
+predictions.ask(
+    "dial",
+    "On the virtual clock, where on the dial are the twelve requests done first?",
+    ["cells", "small pages (1 to 8)", "pages of 16 or 32", "rows"],
+)
+
+# %% tags=["figure-dial"]
+from tutorial_engine.lab import dial_table, sharing, sweep_block_sizes
+from tutorial_engine.viz import dial
+
+points = sweep_block_sizes(model, sharing(prompts[0][:8], 512), num_slots=256, max_len=64)
+first = min(points, key=lambda point: point.milliseconds).position
+answer = {"cells": 0, "rows": 3}.get(first) if isinstance(first, str) else 1 + (first > 8)
+if chosen := predictions.reveal("dial", answer):
+    print("same tokens everywhere:", all(point.tokens_equal for point in points))
+    print(dial_table(points))
+dial(points) if chosen else None
+
+# %% [markdown]
+# **How to read it.** Begin with the left panel. The others and the table show the reasons.
+#
+# - **Pages of 1 to 8** all need 573 ms: they run the same 273 tokens. The engine *finds* K and V of the common 8 tokens
+#   in blocks of an earlier request (notebook 05).
+# - **Pages of 16 and 32** find nothing, because 8 tokens fill no such block. They also leave more slots empty. So
+#   fewer requests run *at once*, and some are *preempted*: they give their memory back and run again.
+# - **Cells** leave no slot empty at the end of a block, but here nobody keeps those of earlier requests.
+# - **Rows** have room for four requests only.
+
+# %% [markdown]
+# Small blocks have a price: more *table entries*, and a context in more pieces, which our engine must *gather*. The
+# virtual clock does not count this price.
+#
+# **Why 16?** On a GPU vLLM's default is 16 tokens in a block for ordinary models. (Some attention kernels need 32, 64
+# or 128. Models that also have state-space layers, *hybrid models*, get blocks of hundreds or thousands: notebook 05,
+# section 4.) Here pages of 8 and less are faster, but these requests are short. The next cell takes longer ones. It
+# measures two times per token: *bookkeeping* is the work of the block manager, *gathering* is to copy
+# K of one layer out of scattered blocks.
+
+# %% tags=["nbval-ignore-output"] jupyter={"source_hidden": true}
+from tutorial_engine.lab import block_size_trade, trade_table
+
+print(trade_table(block_size_trade()))  # bookkeeping and gathering are measured here
+
+# %% [markdown]
+# From blocks of 1 to blocks of 16 most of the bookkeeping goes away, and only about 2 % of the slots are wasted.
+# Larger blocks save little more, and waste much more. From blocks of 2 on, gathering hardly depends on the size. Does
+# reading in place depend on it? This is the decode step of section 6 with other block sizes.
+
+# %% tags=["nbval-ignore-output"]
+print(decode_table(times))  # measured in section 6
+
+# %% [markdown]
+# Reading in place does depend on it. In the loop each block is one turn. With blocks of 1 it takes more than ten times
+# as long as with blocks of 16, and larger blocks are still faster. With many blocks in one call, the time falls until
+# 64, and then stays the same. Gathering hardly depends on the size.
+#
+# So 16 is a compromise. Larger blocks mean fewer turns and less bookkeeping. Smaller blocks waste less,
+# and find more of a common beginning. In a kernel a turn starts no PyTorch operations, so small blocks cost less
+# there. SGLang's default is 1 where the attention kernel allows it (on NVIDIA's large B200 the
+# default kernel makes it 64).
+
+# %% [markdown]
+# **Try it.** Now all twelve users begin with the same 10 tokens. At which block size are most tokens found and fewest
+# slots wasted? From which size on is nothing found, and why?
+#
+# <details><summary>Answer</summary>At 1: eleven users find 10 tokens each, which is 110, and nothing is wasted. Blocks of 2
+# find 110 as well, but waste 3.1 slots on average. Blocks of 4 and 8 find 8 tokens each, which is 88. From 16 on nothing
+# is found: the 10 common tokens do not fill a block. Cells find nothing, because here nobody keeps cells of earlier requests. Their
+# waste is 2.1 and not 0: a prompt takes all its cells when it is admitted, and if it runs in chunks, some of them stay
+# empty for a step.</details>
+
+# %% tags=["figure-dial-explorer"]
+from tutorial_engine.viz import DialExplorer
+
+alike = [f"{PROMPTS[0]} {text}" for text in users]
+dials = DialExplorer(model, tokenizer, alike, 12, num_slots=256, max_len=64)
+for position in ("cells", "rows", 4):
+    dials.set(block_size=position)  # runs the engine there
+dials.set(step=10)
+dials
+
+# %% [markdown]
+# ## 9 · Your pages beside vLLM's
+#
+# **Objective:** compare your allocation with that of another engine, step by step.
+#
+# Two runs of vLLM 0.32 with the shipped model were recorded on a CPU: the blocks of each request in each step, and how
+# many were free. vLLM's attention on a CPU needs a multiple of 32 tokens in a block (128 by default). These runs
+# were recorded with 32, so `server` has such blocks, too.
+
+# %% [markdown]
+# Now `server` serves the same requests, with as many bytes. Your `num_blocks` turns the bytes into
+# blocks. Your `allocate` is asked for each new token, and must give the slot of the engine's block manager. If vLLM's block 9 is our block 0 once, it must be so in
+# every step. If your `slots` is wrong, the steps are the same and the answers are not. So the tokens are compared as
+# well. (`block_attention` is not called here: it decides nothing.)
+#
+# (vLLM never gives its block 0 to a request. So its block n is shown as n − 1.)
+
+# %%
+server.beside_vllm(show_step=1)
+
+# %% [markdown]
+# The last lines are the block tables of both engines. The numbers differ because the free lists were in another order;
+# only the pattern counts. All four requests share their first block, 9 there and 0 here: *finds* counts the tokens
+# that lie there already (notebook 05).
+#
+# Here are two mistakes, each in a server of its own.
+
+# %%
+from tutorial_engine.learn import others_beside_vllm
+
+print(others_beside_vllm(model, tokenizer, lesson=4))
+
+# %% [markdown]
+# Without V, the pool gets twice as many blocks. All answers are right, but in no step are as many blocks free as in
+# vLLM, so no step counts.
+
+# %% [markdown]
+# <details><summary>Not in this lesson</summary>
+#
+# - Models that mix layers of several kinds (a window, a state instead of K and V): the layers then share one pool with
+#   blocks of different contents, and a block may have hundreds or thousands of tokens.
+# - To send blocks to another machine, vLLM can keep all layers of a block side by side: then it is one piece.
+# - K and V in 8 bits: twice as many tokens in the same memory as with 16 bits.
+# - Multi-head latent attention: one short vector a token instead of K and V for each head.
+# - llama.cpp can use a piece from the middle of an old text again, by moving its positions (`--cache-reuse`).
+# - Does a sliding window save memory? Only if the engine gives back the blocks that no later query can see. In vLLM
+#   this is the work of `SlidingWindowManager`.
+#
+# [Reading on](../docs/reading-on.md) says where to begin with most of these.
+#
+# </details>
+#
+# ## What you can do now
+#
+# You can turn a memory budget into blocks, find the slot of a position, and read K and V where they lie, with a running
+# softmax. You can read a table of cells, and choose a block size by what it costs. In notebook 05
+# requests *share* blocks, memory gets full, and a bug lets one user read what another one wrote.
+
+# %% [markdown]
+# ---
+#
+# **The second sitting ends here.** Sections 10 and 11 are for those who want to know more of cells and of the order in memory.
+# Nothing later needs them. They take about 30 minutes.
+#
+# ---
+
+# %% [markdown]
+# ## 10 · The context is full
 #
 # **Objective:** know what a *context shift* does to the text.
 #
@@ -810,7 +985,7 @@ for text, discard in ((twenty, 6), *((begin + " Ben took the", 10) for begin in 
 box("context_shift")
 
 # %% [markdown]
-# ## 9 · By token and by layer
+# ## 11 · By token and by layer
 #
 # **Objective:** see why the table is kept by token, and the data by layer.
 #
@@ -827,163 +1002,22 @@ few_numbers = torch.arange(48.0).view(2, 2, 6, 2, 1)  # layers, K and V, places,
 layouts_picture(layouts(few_numbers), layer=1, token=1, num_tokens=5)  # the last place is free
 
 # %% [markdown]
-# A forward reads K and V of one layer at a time. By token, every token is a piece of its own: 1000 tokens are 1000
-# pieces. By layer, 1000 neighbours are 2 long pieces. In scattered blocks of 16 they are up to 126 pieces (63 of K, 63 of V), and in
-# scattered cells 2 · 1000, more than by token. With heads first there are twice as many here. So by layer neighbours
-# make long pieces, and by token they never do. This is one reason why vLLM, SGLang and llama.cpp keep the data by layer by default.
+# A forward reads K and V of one layer at a time. In how many pieces do those of 1000 tokens lie?
+#
+# | order | pieces |
+# |---|---|
+# | by token | 1000 |
+# | by layer, neighbours | 2: K, V |
+# | by layer, scattered blocks of 16 | up to 126: 63 of K, 63 of V |
+# | by layer, scattered cells | 2000 |
+#
+# With heads first there are twice as many pieces here. So by layer neighbours make long pieces, and by token they never
+# do. This is one reason why vLLM, SGLang and llama.cpp keep the data by layer by default.
 
 # %% [markdown]
-# (In vLLM 0.32 on a GPU, K and V of a token lie side by side inside a layer's block.) Our pages and cells are as in the second row, our rows as in the third.
-
-# %% [markdown]
-# ## 10 · Which block size?
-#
-# **Objective:** choose a block size by what it costs.
-#
-# Cells, pages and rows are three maps over the same kind of storage. The block size is the dial between them: at one
-# end a cell for each token, at the other a row for each request. Twelve requests come, one every 20 ms. Eight
-# begin with the same 8 tokens. All share 256 slots. Pages keep full blocks of earlier requests and use them again
-# (notebook 05). Cells and rows do not.
-
-# %%
-predictions.ask(
-    "dial",
-    "On the virtual clock, where on the dial are the twelve requests done first?",
-    ["cells", "small pages (1 to 8)", "pages of 16 or 32", "rows"],
-)
-
-# %% tags=["figure-dial"]
-from tutorial_engine.lab import dial_table, sharing, sweep_block_sizes
-from tutorial_engine.viz import dial
-
-points = sweep_block_sizes(model, sharing(prompts[0][:8], 512), num_slots=256, max_len=64)
-first = min(points, key=lambda point: point.milliseconds).position
-answer = {"cells": 0, "rows": 3}.get(first) if isinstance(first, str) else 1 + (first > 8)
-if chosen := predictions.reveal("dial", answer):
-    print("same tokens everywhere:", all(point.tokens_equal for point in points))
-    print(dial_table(points))
-dial(points) if chosen else None
-
-# %% [markdown]
-# **How to read it.** Begin with the left panel. The others and the table show the reasons.
-#
-# - **Pages of 1 to 8** all need 573 ms: they run the same 273 tokens. The engine *finds* K and V of the common 8 tokens
-#   in blocks of an earlier request (notebook 05).
-# - **Pages of 16 and 32** find nothing, because 8 tokens fill no such block. They also leave more slots empty. So
-#   fewer requests run *at once*, and some are *preempted*: they give their memory back and run again.
-# - **Cells** leave no slot empty at the end of a block, but here nobody keeps those of earlier requests.
-# - **Rows** have room for four requests only.
-
-# %% [markdown]
-# Small blocks have a price: more *table entries*, and a context in more pieces, which our engine must *gather*. The
-# virtual clock does not count this price, so it must be measured.
-#
-# **Why 16?** On a GPU vLLM's default is 16 tokens in a block for ordinary models (some attention kernels need 32, 64
-# or 128), and here pages of 8 and less are faster. But these requests have at most 64 tokens. The next cell takes hundreds. It
-# measures two durations per token: *bookkeeping* is the work of the block manager. *Gathering* is the time to copy one
-# token's K, in one layer, out of scattered blocks.
-
-# %% tags=["nbval-ignore-output"] jupyter={"source_hidden": true}
-from tutorial_engine.lab import block_size_trade, trade_table
-
-print(trade_table(block_size_trade()))  # bookkeeping and gathering are measured here
-
-# %% [markdown]
-# From blocks of 1 to blocks of 16 most of the bookkeeping goes away, and only about 2 % of the slots are wasted.
-# Larger blocks save little more, and waste much more. From blocks of 2 on, gathering hardly depends on the size. Does
-# reading in place depend on it? This is the decode step of section 6 with other block sizes.
-
-# %% tags=["nbval-ignore-output"] jupyter={"source_hidden": true}
-sizes = (1, 4, 16, 64, 128)
-print(f"{'ms, with blocks of':18}" + "".join(f"{size:8}" for size in sizes))
-for name, backend in ways.items():  # measured here
-    least = [1000 * decode_seconds(backend, block_size=size) for size in sizes]
-    print(f"{name:18}" + "".join(f"{ms:8.1f}" for ms in least))
-
-# %% [markdown]
-# Reading in place does depend on it. Each block is one turn of the loop, so with blocks of 1 the loop is about ten times slower than with
-# blocks of 16. So 16 is a compromise. Larger blocks mean fewer turns and less bookkeeping. Smaller blocks waste less,
-# and find more of a common beginning. In a kernel a turn starts no PyTorch operations, so small blocks cost less
-# there. SGLang's default is 1 where the attention kernel allows it (on NVIDIA's large B200 the
-# default kernel makes it 64).
-
-# %% [markdown]
-# **Try it.** Now all twelve users begin with the same 10 tokens. At which block size are most tokens found and fewest
-# slots wasted? From which size on is nothing found, and why?
-#
-# <details><summary>Answer</summary>At 1: eleven users find 10 tokens each, which is 110, and nothing is wasted. Blocks of 2
-# find 110 as well, but waste 3.1 slots on average. Blocks of 4 and 8 find 8 tokens each, which is 88. From 16 on nothing
-# is found: the 10 common tokens do not fill a block. Cells find nothing, because here nobody keeps cells of earlier requests. Their
-# waste is 2.1 and not 0: a prompt takes all its cells when it is admitted, and if it runs in chunks, some of them stay
-# empty for a step.</details>
-
-# %% tags=["figure-dial-explorer"]
-from tutorial_engine.viz import DialExplorer
-
-alike = [f"{PROMPTS[0]} {text}" for text in users]
-dials = DialExplorer(model, tokenizer, alike, 12, num_slots=256, max_len=64)
-for position in ("cells", "rows", 4):
-    dials.set(block_size=position)  # runs the engine there
-dials.set(step=10)
-dials
-
-# %% [markdown]
-# ## 11 · Your pages beside vLLM's
-#
-# **Objective:** compare your allocation with that of another engine, step by step.
-#
-# Two runs of vLLM 0.32 with the shipped model were recorded on a CPU: the blocks of each request in each step, and how
-# many were free. vLLM's attention on a CPU needs a multiple of 32 tokens in a block (128 by default). These runs
-# were recorded with 32, so `server` has such blocks, too.
-
-# %% [markdown]
-# Now `server` serves the same requests, with as many bytes. Your `num_blocks` turns the bytes into
-# blocks. Your `allocate` is asked for each new token, and must give the slot of the engine's block manager. If vLLM's block 9 is our block 0 once, it must be so in
-# every step. If your `slots` is wrong, the steps are the same and the answers are not. So the tokens are compared as
-# well. (`block_attention` is not called here: it decides nothing.)
-#
-# (vLLM never gives its block 0 to a request. So its block n is shown as n − 1.)
-
-# %%
-server.beside_vllm(show_step=1)
-
-# %% [markdown]
-# The last lines are the block tables of both engines. The numbers differ because the free lists were in another order;
-# only the pattern counts. All four requests share their first block, 9 there and 0 here: *finds* counts the tokens
-# that lie there already (notebook 05).
-#
-# Here are two mistakes, each in a server of its own.
-
-# %%
-from tutorial_engine.learn import others_beside_vllm
-
-print(others_beside_vllm(model, tokenizer, lesson=4))
-
-# %% [markdown]
-# Without V, the pool gets twice as many blocks. All answers are right, but in no step are as many blocks free as in
-# vLLM, so no step counts.
-
-# %% [markdown]
-# <details><summary>Not in this lesson</summary>
-#
-# - Models that mix layers of several kinds (a window, a state instead of K and V): the layers then share one pool with
-#   blocks of different contents, and a block may have hundreds of tokens.
-# - To send blocks to another machine, vLLM can keep all layers of a block side by side: then it is one piece.
-# - K and V in 8 bits: twice as many tokens in the same memory as with 16 bits.
-# - Multi-head latent attention: one short vector a token instead of K and V for each head.
-# - llama.cpp can use a piece from the middle of an old text again, by moving its positions (`--cache-reuse`).
-# - Does a sliding window save memory? Only if the engine gives back the blocks that no later query can see. In vLLM
-#   this is the work of `SlidingWindowManager`.
-#
-# [Reading on](../docs/reading-on.md) says where to begin with most of these.
-#
-# </details>
-#
-# ## What you can do now
-#
-# You can turn a memory budget into blocks, find the slot of a position, and read K and V where they lie, with a running
-# softmax. You can read a table of cells, and choose a block size by what it costs. In notebook 05
-# requests *share* blocks, memory gets full, and a bug lets one user read what another one wrote.
+# Our pages and cells are as in the second row of the picture, our rows as in the third. In vLLM 0.32 a layer's
+# block has the heads first, and for each head K and V of a token lie side by side: [blocks, K/V heads, block size,
+# 2 · head_dim] (vLLM's pull request [44455](https://github.com/vllm-project/vllm/pull/44455)).
 
 # %%
 print(predictions.score())

@@ -7,8 +7,8 @@
 #
 # | sitting | about | time |
 # |---|---|---|
-# | sections 1 to 3 | sharing, eviction, a strange answer | 1¼ hours |
-# | sections 4 to 7 | misses, full memory, your whole engine | 1 hour |
+# | sections 1 to 3 | sharing, eviction, a strange answer | 1¾ hours |
+# | sections 4 to 7 | misses, full memory, your whole engine | 1¼ hours |
 #
 # You should have done notebook 04 up to section 4, or know what a block table is. You may skip
 # folded code.
@@ -240,16 +240,19 @@ predictions.ask(
 )
 
 # %% tags=["figure-queue"]
+from tutorial_engine.viz import queue_picture
+
 pool_of_7 = make_engine(make_pages(num_blocks=7))
 pool_of_7.add_request("A", ids_a[:12], SamplingParams(max_tokens=1))
 pool_of_7.run()
 order = " ".join(map(str, pool_of_7.memory.blocks.free_queue))
 chosen = predictions.reveal("queue", order)
-block_view(pool_of_7.trace.trace(), step=0, labels=labels) if chosen else None
+queue_picture(pool_of_7.trace.trace(), [0]) if chosen else None
 
 # %% [markdown]
-# Pale tokens lie in a free block and can still be found. Now B comes with 19 tokens, and needs five
-# blocks. It has A's first sentence, but not at its beginning, so it finds nothing. Then C comes, whose first 12 tokens are A's:
+# A gives its last block back first. A block with # has a hash, so it can still be found. Now B comes with 19 tokens, and
+# needs five blocks. It has A's first sentence, but not at its beginning, so it finds nothing. Then C comes, whose
+# first 12 tokens are A's:
 
 # %% tags=["figure-evicted"]
 pool_of_7 = make_engine(make_pages(num_blocks=7))
@@ -258,11 +261,12 @@ for name, ids, n in (("A", ids_a[:12], 1), ("B", ids_new, 2), ("C", ids_a[:13], 
     pool_of_7.add_request(name, ids, SamplingParams(max_tokens=n))
     pool_of_7.run()
 print("tokens found by each of them:", found_by(pool_of_7))
-block_view(pool_of_7.trace.trace(), step=1, labels=labels)
+queue_picture(pool_of_7.trace.trace(), [1])
 
 # %% [markdown]
-# The *tail* of A, block 2, goes to B and is evicted. Blocks 0 and 1 are still pale, so C finds them. If the head had gone first, C
-# would have found nothing, because the search starts at the first block and stops at the first miss.
+# The *tail* of A, block 2, goes to B and is evicted. Blocks 0 and 1 stay in the queue with their hashes, so C finds them.
+# If the head had gone first, C would have found nothing, because the search starts at the first block and stops at the
+# first miss.
 #
 # All three blocks of A were full. The last block of a request is often open when the request ends. An open block has no
 # hash, so nobody can find it, and nothing is lost when it is taken. Therefore blocks without a hash go to the *front*
@@ -331,6 +335,11 @@ leak_picture(story) if chosen else None
 # " coat" and others as those of user 1's first words. The three keys in block 0 are still rotated for the positions 32
 # to 34 (RoPE, notebook 01), and not for 0 to 2; those in block 1 for 28 to 31, and not for 4 to 7. But the text
 # reads well, and no error was raised. This is a *stale* read: what is read is old, and no longer valid.
+
+# %% [markdown]
+# Such bugs happen. In vLLM 0.25.1 a streaming session (a request whose prompt comes in parts) could replace tokens of a
+# block that had its hash already. The hash stayed. A later request with the old tokens could find the block, and read K and V of
+# the new ones ([issue 49449](https://github.com/vllm-project/vllm/issues/49449)).
 
 # %% [markdown]
 # ### Exercise 3: hand out a free block (5 minutes)
@@ -416,7 +425,7 @@ if predictions.reveal("zoo", {0: "none of them", 2: "two", 5: "all five"}[wrong_
 # ---
 #
 # **The first sitting ends here.** You know what is shared, and in which order blocks are evicted. The second sitting takes
-# about 1 hour. If you begin there after a restart, first run all cells above (menu Run, "Run All Above Selected
+# about 1¼ hours. If you begin there after a restart, first run all cells above (menu Run, "Run All Above Selected
 # Cell").
 #
 # ---
@@ -475,6 +484,14 @@ check_causes(causes() or {}, runs)
 # In run 3, A and C come in the same step. This alone is no cause in our engine: with larger chunks, C finds what A computes
 # in this very step. Other engines differ. In a service with several copies of the engine (*replicas*), ask first
 # whether the second request went to the same replica: each has a prefix cache of its own.
+
+# %% [markdown]
+# In 2026 many ask about a case of `SHORT`. *Hybrid models* have state-space layers beside those with attention. Such
+# a layer keeps one state of fixed size, in place of K and V. vLLM makes a block at least as large as this state: for 528
+# to several thousand tokens. A shorter common beginning fills no block (vLLM issues
+# [40696](https://github.com/vllm-project/vllm/issues/40696),
+# [47430](https://github.com/vllm-project/vllm/issues/47430) and
+# [53749](https://github.com/vllm-project/vllm/issues/53749)).
 
 # %%
 box("same_step")
@@ -660,10 +677,17 @@ for one in when_full(kept):
     print(f"{one.request_id} had {one.num_tokens}, finds {one.num_found}")
 
 # %% [markdown]
-# E had 264 tokens: 8 that it found, because its text begins like that of A, and its chunk of 256. The blocks
-# that it finds stand in the free queue, so they need room, too. If E came back at once, it would find all 264, and the other
-# 123 fit into one chunk. So the second rule asks for room for all 387, like the first one, and E waits. In the meantime
-# the users take some of its blocks, so in the end it finds 232. If the rest did not fit into one chunk, it could thrash again.
+# | E | tokens |
+# |---|---|
+# | its prompt | 387 |
+# | found first: its text begins like A's | 8 |
+# | its first chunk | 256 |
+# | so it has when it is preempted | 264 |
+# | found when it comes back | 232 |
+#
+# Why is it preempted only once? The blocks that it would find stand in the free queue, so they need room, too. The
+# other 123 fit into one chunk. So the second rule asks for room for all 387, like the first one, and E waits.
+# Meanwhile the users take some of its blocks. If the rest did not fit into one chunk, E could thrash again.
 
 # %%
 box("admission")
@@ -729,16 +753,18 @@ for name, group in (groups | {"all": paths}).items():
     print(f"{name:44}{sum(rows[path].ok for path in group):2} of {len(group):2} paths ✔")
 
 # %% [markdown]
-# Do the parts also decide what vLLM decides? Forty runs of vLLM 0.32 were recorded. We take two in which memory is too small, and
-# `server` serves the same requests with your parts. A step has vLLM's *plan* if it runs as many tokens of each request,
+# Do the parts also decide what vLLM decides? The package has recorded runs of vLLM 0.32. We take two in which memory is too
+# small, and `server` serves the same requests with your parts. A step has vLLM's *plan* if it runs as many tokens of each request,
 # finds as many (for requests that come for the first time) and preempts the same ones. The step counts as vLLM's if the
 # blocks correspond, too. (If vLLM's block 5 is our block 0 once, it must be so in every step.)
 #
 # First, two other functions `free`. They put all blocks at the end of the queue, those without a hash as well:
 
 # %%
+from tutorial_engine.lab import recorded_decisions
 from tutorial_engine.learn import others_beside_vllm
 
+print(len(recorded_decisions()), "runs of vLLM 0.32 are in the package. Two of them:")
 print(others_beside_vllm(model, tokenizer, lesson=5))
 
 # %% [markdown]
@@ -749,8 +775,6 @@ print(others_beside_vllm(model, tokenizer, lesson=5))
 # (They are vLLM's numbers minus 1: a request of vLLM never gets its block 0.)
 
 # %% jupyter={"source_hidden": true}
-from tutorial_engine.lab import recorded_decisions
-
 before, after = recorded_decisions()[28]["steps"][40:42]
 for name, table in before["blocks"].items():
     print(f"{name}: {' '.join(map(str, table))}")

@@ -22,7 +22,7 @@ from tutorial_engine.doors import lazy_exports
 
 if TYPE_CHECKING:
     from tutorial_engine.lab.beside_vllm import recorded_decisions, vllm_path
-    from tutorial_engine.lab.block_size import block_size_trade
+    from tutorial_engine.lab.block_size import block_size_trade, decode_table, decode_times
     from tutorial_engine.lab.block_size import table as trade_table
     from tutorial_engine.lab.conversation import Conversation
     from tutorial_engine.lab.dial import sharing, sweep_block_sizes
@@ -113,6 +113,8 @@ __all__ = [
     "continued",
     "count_launches",
     "count_operations",
+    "decode_table",
+    "decode_times",
     "dial_table",
     "engine_paths",
     "equality_ledger",

@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     )
     from tutorial_engine.viz.layout_plots import layouts_picture
     from tutorial_engine.viz.leak_view import leak_picture
-    from tutorial_engine.viz.memory_plots import dial, shift_picture, users_at_once, waste_over_time
+    from tutorial_engine.viz.memory_plots import dial, shift_picture, waste_over_time
     from tutorial_engine.viz.model_plots import (
         ablation_picture,
         block_picture,
@@ -67,6 +67,7 @@ if TYPE_CHECKING:
     from tutorial_engine.viz.patching_view import patching_picture
     from tutorial_engine.viz.place_plots import places, read_places
     from tutorial_engine.viz.queue_view import queue_picture
+    from tutorial_engine.viz.race_view import RaceExplorer
     from tutorial_engine.viz.radix_view import radix_tree
     from tutorial_engine.viz.real_plots import (
         first_slot_picture,
@@ -98,6 +99,7 @@ __all__ = [
     "FactExplorer",
     "Lead",
     "MemoryCalculator",
+    "RaceExplorer",
     "RopeExplorer",
     "SamplingExplorer",
     "SchedulerExplorer",
@@ -162,7 +164,6 @@ __all__ = [
     "training_picture",
     "transplant_picture",
     "two_steps_picture",
-    "users_at_once",
     "walk_table",
     "waste_over_time",
     "work_picture",

@@ -1,11 +1,10 @@
-"""Where memory goes, whom it serves, the block size, what a shift costs.
+"""Where memory goes, the block size, what a shift costs.
 
 Pools come from traces; every caption is computed from the same numbers that are drawn.
 """
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -15,23 +14,10 @@ from matplotlib.ticker import MaxNLocator
 from tutorial_engine.lab.dial import DialPoint
 from tutorial_engine.lab.shift import ShiftGap
 from tutorial_engine.trace.events import Trace
-from tutorial_engine.trace.history import history as steps_of
 from tutorial_engine.trace.pool import CELLS, ROWS, PoolHistory
 from tutorial_engine.viz.charts import HATCH, ROUND, lines_across, log_marks, panels
-from tutorial_engine.viz.parts import (
-    BOLD,
-    CENTRE,
-    MARGIN,
-    RIGHT,
-    WIDTH,
-    Mark,
-    Sheet,
-    Style,
-    legend_width,
-)
 from tutorial_engine.viz.picture import Picture
-from tutorial_engine.viz.pool_view import USED, draw_key, draw_pool, looks_of, strip_height
-from tutorial_engine.viz.request_look import cut_to, nice_step, tint
+from tutorial_engine.viz.pool_view import USED
 from tutorial_engine.viz.style import (
     BLUE,
     INK,
@@ -39,12 +25,11 @@ from tutorial_engine.viz.style import (
     PLAIN,
     QUIET,
     RED,
-    RULE,
     SERIES,
     finish,
     house_style,
 )
-from tutorial_engine.viz.words import counted, listed, ms, tokens
+from tutorial_engine.viz.words import tokens
 
 MOST = 4  # runs side by side
 EMPTY: dict[str, Any] = {**HATCH, "edgecolor": "#8a959d", "linewidth": 0}
@@ -101,100 +86,6 @@ def _filled(ax: Axes, history: PoolHistory) -> None:
     ax.step(edges, taken, where="post", color=INK, linewidth=1.2)
     size = (history.num_steps, history.pool.num_slots)
     ax.add_patch(Rectangle((-0.5, 0), *size, fill=False, edgecolor=QUIET, linewidth=1))
-
-
-# -- how many users the same memory serves --------------------------------------------------------
-
-LINE_OF_SLOTS = 64  # side by side
-CHART, TOP = 150.0, 64.0  # pixels: the height of the chart; where the first pool begins
-
-
-def users_at_once(runs: Mapping[str, Trace]) -> Picture:
-    """The same requests on the same slots under several maps: each pool at its fullest step, and
-    the requests that run at once, over milliseconds of the engine's clock.
-
-    ValueError for fewer than two runs, more than four, or pools of unequal size.
-    """
-    found = {name: PoolHistory.of(trace) for name, trace in runs.items()}
-    sizes = {history.pool.num_slots for history in found.values()}
-    if not 2 <= len(runs) <= MOST or len(sizes) > 1:
-        raise ValueError(
-            f"give 2 to {MOST} runs on pools of the same size, name -> trace; got {list(runs)} "
-            f"with {sorted(sizes)} slots"
-        )
-    looks, (slots,) = looks_of(list(found.values())), sizes
-    pools = sum(strip_height(history.pool, LINE_OF_SLOTS) + 20 for history in found.values())
-    sheet = Sheet(WIDTH, TOP + pools + CHART + 86)
-    serve = listed(f"{name} serve {history.most_running}" for name, history in found.items())
-    sheet.heading(f"The same {slots} slots: {serve} of {len(looks)} users at once", size=16)
-    shared = any(len(who) > 1 for h in found.values() for who in h.fullest.tokens.values())
-    draw_key(sheet, 46, shared)
-    top, told = TOP, []
-    for name, history in found.items():
-        now = history.fullest
-        draw_pool(sheet, name, now, looks, top, LINE_OF_SLOTS)
-        queue = f"{len(now.waiting)} wait" if now.waiting else "nobody waits"
-        names = f": {' '.join(now.waiting)}" if now.waiting else ""
-        words = f"step {now.step}: {len(now.running)} run, {queue}{names}"
-        words = cut_to(words, WIDTH / 2 - 60, 12.5, bold=True, keep=True)
-        sheet.text(f"{name}.queue", WIDTH - MARGIN, top + 12, words, 12.5, **BOLD, **RIGHT)
-        top += strip_height(history.pool, LINE_OF_SLOTS) + 20
-        told.append(
-            f"in {name} {len(now.running)} requests with {counted(now.usage.used, 'token')} run in "
-            f"step {now.step} and {queue}; all are answered after "
-            f"{_milliseconds(runs[name])[-1][1]:.0f} ms"
-        )
-    _running_chart(sheet, runs, found, top + 8)
-    return sheet.picture(f"The same {slots} slots: {'; '.join(told)}.", zoom=1.0)
-
-
-def _milliseconds(trace: Trace) -> list[tuple[float, float]]:
-    """When each step began and ended."""
-    return [(1000 * step.began, 1000 * step.ended) for step in steps_of(trace)]
-
-
-def _clock(runs: Mapping[str, Trace]) -> str:
-    """What milliseconds mean in these runs."""
-    settings = next(iter(runs.values())).settings
-    fixed, each = settings.get("seconds_per_forward"), settings.get("seconds_per_token")
-    if not (isinstance(fixed, float) and isinstance(each, float)):
-        return "ms, measured"
-    return f"ms on a virtual clock: {ms(fixed)} for each forward and {ms(each)} for each token"
-
-
-def _running_chart(
-    sheet: Sheet, runs: Mapping[str, Trace], found: Mapping[str, PoolHistory], top: float
-) -> None:
-    """A staircase for each run: how many requests its forward ran, until the last was answered."""
-    times = {name: _milliseconds(trace) for name, trace in runs.items()}
-    most = max(history.most_running for history in found.values())
-    end = max(spans[-1][1] for spans in times.values())
-    left, right, floor = 46.0, WIDTH - 14.0, top + 18 + CHART
-    sheet.text("chart", MARGIN, top, "requests that run at once, over time", 12.5, **BOLD)
-    for count in {0, most, *(history.most_running for history in found.values())}:
-        y = floor - CHART * count / most
-        sheet.add(f"chart.{count}", "line", x1=left, x2=right, y1=y, y2=y, stroke=RULE)
-        sheet.note(f"chart.{count}.number", left - 6, y + 4, str(count), 12, **RIGHT)
-    each = nice_step(end, 8)
-    for i in range(int(end / each) + 1):
-        x = left + (right - left) * i * each / end
-        sheet.note(f"chart.ms{i}", x, floor + 17, f"{i * each:g}", 12, **CENTRE)
-    sheet.note("chart.ms", (left + right) / 2, floor + 34, _clock(runs), 12, **CENTRE)
-    marks: dict[str, Mark] = {}
-    for i, (name, spans) in enumerate(times.items()):
-        points = [(left, floor)]
-        for (_, ended), snapshot in zip(spans, found[name].snapshots, strict=True):
-            y = floor - CHART * len(snapshot.running) / most
-            points += [(points[-1][0], y), (left + (right - left) * ended / end, y)]
-        points.append((points[-1][0], floor))
-        line = "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in points)
-        look: Style = {"stroke": SERIES[i], "stroke_width": 2.6, "fill_opacity": 0.25}
-        look |= {"stroke_dasharray": "8 4"} if i % 2 else {}
-        fill = tint(SERIES[i], 0.4)
-        sheet.add(f"run.{name}", "path", d=line, fill=fill, **look)
-        words = f"{name}: all answered after {spans[-1][1]:.0f} ms"
-        marks[words] = partial(sheet.rect, fill=fill, **look)
-    sheet.legend(WIDTH - legend_width(list(marks), 26), top, marks, 26)
 
 
 # -- the block size -------------------------------------------------------------------------------

@@ -22,7 +22,15 @@ from tutorial_engine.viz.parts import (
     Style,
     legend_width,
 )
-from tutorial_engine.viz.request_look import Look, cut_to, look, text_width, tint
+from tutorial_engine.viz.request_look import (
+    Look,
+    cut_to,
+    hatch_path,
+    look,
+    patch,
+    text_width,
+    tint,
+)
 from tutorial_engine.viz.style import INK, QUIET
 from tutorial_engine.viz.words import counted
 
@@ -84,7 +92,7 @@ def draw_names(sheet: Sheet, looks: Looks, base: float, present: Collection[str]
         if x + wide > WIDTH - 80 and i + 1 < len(left):
             sheet.note("names.more", x, base, f"and {len(left) - i} more")
             break
-        sheet.cell(f"name.{name}.swatch", (x, base - 12, 14, 14), "solid", looks[name], rx=0)
+        patch(sheet, f"name.{name}.swatch", (x, base - 12, 14, 14), looks[name])
         sheet.text(f"name.{name}", x + 19, base, words, 13, **BOLD)
         x += wide + 14
 
@@ -105,7 +113,9 @@ def draw_pool(
         for slot in of_line:
             _slot(sheet, name, now, looks, slot, slots)
         for _, run in groupby(of_line, lambda slot: _whose(now, slot)):
-            _label(sheet, name, now, list(run), slots)
+            found = list(run)
+            _hatch(sheet, name, now, looks, found, slots)
+            _label(sheet, name, now, found, slots)
         for is_new, run in groupby(of_line, lambda slot: (slot in now.new, slot // pool.unit)):
             if is_new[0]:
                 found = list(run)
@@ -155,6 +165,19 @@ def _slot(
             fills = [looks[one].dark for one in who[:2]]
             edge = {**THIN, "stroke": looks[who[0]].colour}
             sheet.shared_cell(f"{name}.shared", box, fills, **edge)
+
+
+def _hatch(
+    sheet: Sheet, name: str, now: PoolSnapshot, looks: Looks, run: list[int], slots: Grid
+) -> None:
+    """The hatch of one owner over its slots side by side, without the first: its name is there."""
+    used, who, _ = _whose(now, run[0])
+    if not used or len(who) > 1 or len(run) < 2:
+        return
+    one = looks[who[0]]
+    if lines := hatch_path(slots.box(run[1], len(run) - 1), one.hatch):
+        pen: Style = {"stroke": one.colour, "stroke_width": 1.3, "fill": "none"}
+        sheet.add(f"{name}.hatch{run[0]}", "path", d=lines, **pen, **DEAF)
 
 
 def _label(sheet: Sheet, name: str, now: PoolSnapshot, run: list[int], slots: Grid) -> None:

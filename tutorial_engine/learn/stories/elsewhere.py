@@ -15,7 +15,7 @@ DATA: dict[str, Any] = tomllib.loads(
     Path(__file__).with_suffix(".toml").read_text(encoding="utf-8")
 )
 VLLM, SGLANG, LLAMA_CPP = (DATA["versions"][name] for name in ("vllm", "sglang", "llama_cpp"))
-BOXES = DATA["box"]
+BOXES, READ = DATA["box"], DATA["read"]
 
 
 def find(name: str) -> object:
@@ -73,7 +73,7 @@ class Told:
         self.engines |= {version: box[engine] for engine, version in DATA["versions"].items()}
 
     def __repr__(self) -> str:
-        lines = textwrap.wrap(f"In other engines today: {self.title} {self.gist}", 92)
+        lines = textwrap.wrap(f"In other engines (read in {READ}): {self.title} {self.gist}", 92)
         for name, text in self.engines.items():
             lines += textwrap.wrap(
                 f"{name}: {text}",
@@ -87,7 +87,7 @@ class Told:
 
     def _repr_html_(self) -> str:
         each = (f"<li><b>{escape(w)}</b>: {escape(how)}</li>" for w, how in self.engines.items())
-        head = f"<b>In other engines today: {escape(self.title)}</b> {escape(self.gist)}"
+        head = f"<b>In other engines (read in {READ}): {escape(self.title)}</b> {escape(self.gist)}"
         return f"<details><summary>{head}</summary><ul>{''.join(each)}</ul></details>"
 
 
