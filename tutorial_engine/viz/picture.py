@@ -11,6 +11,7 @@ from typing import Any
 
 from PIL import Image
 
+PANE = (880, 590)  # pixels of a notebook on a screen of 1280 × 720, beside JupyterLab's file list
 WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"  # what a live widget is displayed by
 
 
@@ -42,9 +43,16 @@ class Picture:
 
 
 def bundle(png: bytes, caption: str) -> tuple[dict[str, str], dict[str, Any]]:
-    """The mime bundle of an image with its caption as text and as alt text."""
+    """The mime bundle of an image with its caption as text and as alt text.
+
+    One that would be taller than a notebook's pane is shown so narrow that it fits.
+    """
     data = {"image/png": base64.b64encode(png).decode(), "text/plain": caption}
-    return data, {"image/png": {"alt": caption}}
+    look: dict[str, Any] = {"alt": caption}
+    wide, tall = Image.open(io.BytesIO(png)).size
+    if tall * min(1, PANE[0] / wide) > PANE[1]:
+        look["width"] = wide * PANE[1] // tall
+    return data, {"image/png": look}
 
 
 def small_png(png: bytes) -> bytes:
