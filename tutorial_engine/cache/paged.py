@@ -165,9 +165,10 @@ class PagedKVCache:
         held = self._held.get(seq_id)
         if held is None:
             room = 0
+        elif held.waits:
+            room = held.num_cached
         else:
-            blocks = self.blocks.tables[seq_id]
-            room = held.num_cached if held.waits else len(blocks) * self.block_size
+            room = len(self.blocks.tables[seq_id]) * self.block_size
         if num_computed > room:
             raise ValueError(
                 f"sequence {seq_id} says that {num_computed} of its tokens are computed, here are "
