@@ -194,9 +194,7 @@ def check_empty(memory: KVMemory | SharedRows) -> None:
     """Nothing is anybody's."""
     memory.check_integrity()
     if isinstance(memory, PagedKVCache):
-        assert not memory.blocks.tables and not memory._num_cached and not memory._read, (
-            "something is left over"
-        )
+        assert not memory.blocks.tables and not memory._held, "something is left over"
         assert memory.blocks.num_free == memory.blocks.num_blocks, "blocks leaked"
     elif isinstance(memory, CellKVCache):
         assert memory.table.num_used == 0, "cells leaked"

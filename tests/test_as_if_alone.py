@@ -239,7 +239,7 @@ BUGS: dict[str, Zoo] = {
             KVStorage, "copy", ("k[target], v[target] = k[source], v[source]", "pass")
         ),
         "a block in the place of another is not noticed": edited(
-            PagedKVCache, "_context", ("blocks != table", "len(blocks) < len(table)")
+            PagedKVCache, "_context", ("held.blocks != table", "len(held.blocks) < len(table)")
         ),
         "one token too many is shared": edited(PagedKVCache, "fork", ONE_MORE),
         "samples queue last, and the trace says in front": edited(

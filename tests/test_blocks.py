@@ -244,7 +244,7 @@ def snapshot(real: BlockManager) -> object:
     """All that a manager knows, by value."""
     blocks = [(block.ref_cnt, block.hash) for block in real.blocks]
     tables = {name: tuple(table) for name, table in real.tables.items()}
-    chains = {name: tuple(chain) for name, chain in real._chains.items()}
+    chains = {name: tuple(chain.hashes) for name, chain in real._chains.items()}
     return blocks, tables, chains, list(real.free_queue), dict(real.cached)
 
 
@@ -325,7 +325,7 @@ BUGS: Zoo = {
         ),
     ),
     "a promise is kept": edited(
-        BlockManager, "_take_back", ("len(chain) > self._num_written[seq_id]", "False")
+        BlockManager, "_take_back", ("len(chain.hashes) > chain.num_written", "False")
     ),
     "heads are freed first": edited(BlockManager, "_give_back", ("in reversed(table)", "in table")),
     "nameless blocks are freed last": edited(BlockManager, "_give_back", (", last=False", "")),

@@ -146,8 +146,8 @@ def test_which_fork_gives_way(
 @pytest.mark.parametrize(
     ("kind", "corrupt"),
     [
-        ("pages of 4", lambda memory: memory._num_cached.update(a=9)),
-        ("pages of 4", lambda memory: memory._waiting.update(b=None)),
+        ("pages of 4", lambda memory: setattr(memory._held["a"], "num_cached", 9)),
+        ("pages of 4", lambda memory: memory._held.pop("a")),
         ("pages of 4", lambda memory: setattr(memory.blocks.blocks[0], "ref_cnt", 2)),
         ("pages of 4", lambda memory: setattr(memory.blocks.blocks[0], "hash", b"x")),
         ("pages of 4", lambda memory: memory.blocks.free_queue.popitem()),

@@ -120,6 +120,14 @@ def test_random_rows_ask_only_for_what_was_said_before() -> None:
     assert min(periods) >= 8 and max(periods) <= train.SEQ_LEN // 2 and len(periods) > 20
 
 
+def test_training_runs_all_rows_in_one_call_as_a_call_for_each_would(model: CausalLM) -> None:
+    rng = random.Random(0)
+    batch = train.as_batch(torch.tensor([train.random_row(rng)[0] for _ in range(3)]))
+    with torch.inference_mode():
+        together, alone = model(batch, train.RowsOfOneLength()), model(batch)
+    torch.testing.assert_close(together, alone, atol=1e-5, rtol=1e-5)
+
+
 def test_same_seed_trains_the_same_checkpoint_and_it_loads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

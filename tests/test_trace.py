@@ -184,7 +184,7 @@ class Watching(ModelRunner):
 def shared_by(memory: KVMemory, name: str) -> int:
     """Tokens that a fork which waits has from its parent."""
     if isinstance(memory, PagedKVCache):
-        return memory._num_cached.get(name, 0)
+        return memory._held[name].num_cached if name in memory._held else 0
     return memory._shared.get(name, 0) if isinstance(memory, CellKVCache) else 0
 
 

@@ -237,13 +237,13 @@ class Paged:
     def look(self) -> Pool:
         blocks = self.memory.blocks
         lens = {r.request_id: r.num_computed_tokens for r in self.engine.scheduler.running}
-        forked = self.memory._num_cached  # also of those that run: what they began with
+        held = self.memory._held  # its num_cached is that of those that run, too: at their start
         return Pool(
             {name: tuple(table) for name, table in blocks.tables.items()},
             {i: b.ref_cnt for i, b in enumerate(blocks.blocks) if b.ref_cnt},
             {i: b.hash.hex()[:12] for i, b in enumerate(blocks.blocks) if b.hash is not None},
             tuple(blocks.free_queue),
-            {name: lens.get(name, forked[name]) for name in blocks.tables},
+            {name: lens.get(name, held[name].num_cached) for name in blocks.tables},
         )
 
     @property

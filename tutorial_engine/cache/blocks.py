@@ -34,6 +34,14 @@ class Block:
     hash: bytes | None = None
 
 
+@dataclass(slots=True)
+class Chain:
+    """The hashes of a sequence's full blocks. The first `num_written` of these are computed."""
+
+    hashes: list[bytes]
+    num_written: int
+
+
 class BlockManager:
     """Hands out blocks: a table per sequence, reference counts, a queue of free ones, hashes.
 
@@ -61,8 +69,7 @@ class BlockManager:
         self.tables: dict[str, list[int]] = {}  # seq_id -> block ids, by position
         self.cached: dict[bytes, int] = {}  # hash -> the block that is found
         self._twins: dict[bytes, list[int]] = {}  # hash -> others that hold the same; found later
-        self._chains: dict[str, list[bytes]] = {}  # seq_id -> hashes of its full blocks
-        self._num_written: dict[str, int] = {}  # seq_id -> blocks of the chain that are computed
+        self._chains: dict[str, Chain] = {}  # seq_id -> hashes of its full blocks
         self.use_salt(salt)
         self._copy = copy or (lambda source, target, num_tokens: None)
 
@@ -123,13 +130,13 @@ class BlockManager:
         pinned before new ones are taken: they may be free, and would be first in the queue.
         """
         assert seq_id not in self.tables, f"sequence {seq_id} has a table: extend it, or free it"
-        chain = self.find(token_ids)
-        hits = [self.cached[key] for key in chain]
+        found = self.find(token_ids)
+        hits = [self.cached[key] for key in found]
         num_found = len(hits) * self.block_size
         needed = self.num_blocks_for(len(token_ids)) - len(hits)
         if needed + sum(self.blocks[hit].ref_cnt == 0 for hit in hits) > self.num_free:
             return None
-        self.tables[seq_id], self._chains[seq_id], self._num_written[seq_id] = [], chain, len(hits)
+        self.tables[seq_id], self._chains[seq_id] = [], Chain(found, len(hits))
         for hit in hits:
             self._share(seq_id, hit)
         end = len(token_ids) if num_new is None else min(num_found + num_new, len(token_ids))
@@ -163,7 +170,7 @@ class BlockManager:
         A request of the same step reads them as well: each layer writes before anyone reads. Where
         an equal block is cached already, that one stays the one to be found, until it is taken.
         """
-        size, chain = self.block_size, self._chains[seq_id]
+        size, chain = self.block_size, self._chains[seq_id].hashes
         if not self.prefix_caching or num_tokens // size == len(chain):
             return
         for index in range(len(chain), num_tokens // size):
@@ -178,17 +185,18 @@ class BlockManager:
     def commit(self, seq_id: str, num_tokens: int) -> None:
         """The first num_tokens are computed. If more was promised, nobody finds it any more."""
         assert seq_id in self.tables, f"sequence {seq_id} has no table: admit it first"
-        self._num_written[seq_id] = num_tokens // self.block_size
+        self._chains[seq_id].num_written = num_tokens // self.block_size
         self._take_back(seq_id)
 
     def _take_back(self, seq_id: str) -> None:
         """Nobody finds those of its blocks that were planned and are not written."""
         chain, table = self._chains[seq_id], self.tables[seq_id]
-        while len(chain) > self._num_written[seq_id]:
-            key = chain.pop()
-            if self.blocks[table[len(chain)]].hash == key:
-                self.forget(table[len(chain)])
-                self._record(BlockForgotten, seq_id, table[len(chain)])
+        while len(chain.hashes) > chain.num_written:
+            key = chain.hashes.pop()
+            block = table[len(chain.hashes)]
+            if self.blocks[block].hash == key:
+                self.forget(block)
+                self._record(BlockForgotten, seq_id, block)
 
     def fork(self, parent_id: str, child_id: str, num_tokens: int) -> None:
         """The child shares the parent's blocks of the first num_tokens, the open last one as well.
@@ -203,10 +211,9 @@ class BlockManager:
                 f"{num_tokens} cannot be shared"
             )
         assert child_id not in self.tables, f"sequence {child_id} has a table: fork into a new one"
-        self.tables[child_id] = []
-        written = min(num_tokens // self.block_size, self._num_written[parent_id])
-        self._chains[child_id] = self._chains[parent_id][:written]
-        self._num_written[child_id] = written
+        parent = self._chains[parent_id]
+        written = min(num_tokens // self.block_size, parent.num_written)
+        self.tables[child_id], self._chains[child_id] = [], Chain(parent.hashes[:written], written)
         for block in table[: self.num_blocks_for(num_tokens)]:
             self._share(child_id, block)
 
@@ -216,7 +223,7 @@ class BlockManager:
             return
         self._take_back(seq_id)
         table = self.tables.pop(seq_id)
-        del self._chains[seq_id], self._num_written[seq_id]
+        del self._chains[seq_id]
         self._give_back(table)
         if self.trace is not None:  # one by one, each to its end of the queue
             nameless = [block for block in table if self.blocks[block].hash is None]
@@ -323,4 +330,5 @@ class BlockManager:
         assert self._twins.keys() <= self.cached.keys(), "a block has twins, and cannot be found"
         for name, table in self.tables.items():
             assert len(set(table)) == len(table), f"sequence {name} has a block twice: {table}"
-            assert len(self._chains[name]) <= len(table), f"sequence {name}: chain beyond table"
+            num_named = len(self._chains[name].hashes)
+            assert num_named <= len(table), f"sequence {name}: chain beyond table"

@@ -5,6 +5,7 @@ asks the same question as of rows, and gets the same kind of answer.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -34,6 +35,20 @@ def num_blocks_in(memory_bytes: int, spec: KVCacheSpec, block_size: int) -> int:
             f"{spec.num_layers} layers needs {needed:,} bytes, {memory_bytes:,} are given"
         )
     return memory_bytes // needed
+
+
+@dataclass(slots=True)
+class Held:
+    """What is kept of a sequence beside its table of blocks.
+
+    `num_cached` tokens were here before it ran: found in the prefix cache, or its parent's. A fork
+    waits until it is admitted. `slots` are those of `blocks`, which its table had when it was read.
+    """
+
+    num_cached: int
+    waits: bool = False
+    blocks: list[int] = field(default_factory=list)
+    slots: Slots = field(default_factory=lambda: slice(0, 0))
 
 
 class PagedKVCache:
@@ -70,10 +85,7 @@ class PagedKVCache:
             copy=self._copy_block,
             trace=trace,
         )
-        # seq_id -> tokens that were here before it ran: found in the prefix cache, or its parent's
-        self._num_cached: dict[str, int] = {}
-        self._waiting: dict[str, None] = {}  # forks that are not admitted yet, oldest first
-        self._read: dict[str, tuple[list[int], Slots]] = {}  # seq_id -> blocks, and their slots
+        self._held: dict[str, Held] = {}  # seq_id -> what is kept of it, oldest first
 
     @classmethod
     def from_config(
@@ -118,7 +130,7 @@ class PagedKVCache:
 
     @property
     def seq_ids(self) -> tuple[int | str, ...]:
-        return tuple(self._num_cached)
+        return tuple(self._held)
 
     def pages(self) -> tuple[Tensor, Tensor]:
         """K and V in the classic five axes, as views: [layers, blocks, H_kv, block_size, D]."""
@@ -134,11 +146,12 @@ class PagedKVCache:
         ValueError for a sequence with computed tokens that this memory does not hold.
         """
         while not self.reserve(seq_id, token_ids, num_computed, num_new):
-            given_up = fork_to_give_up(seq_id, self._waiting, self._num_cached)
+            waiting = [name for name, held in self._held.items() if held.waits]
+            given_up = fork_to_give_up(seq_id, waiting, self._held)
             if given_up is None:
                 return None
             self.free(given_up)
-        first = max(num_computed, self._num_cached[seq_id])
+        first = max(num_computed, self._held[seq_id].num_cached)
         end = min(first + num_new, len(token_ids))
         self.blocks.cache_full_blocks(seq_id, token_ids, end)
         table, size = self.blocks.tables[seq_id], self.block_size
@@ -149,26 +162,29 @@ class PagedKVCache:
         self, seq_id: str, token_ids: Sequence[int], num_computed: int, num_new: int
     ) -> bool:
         """Blocks for the next tokens, if there are enough."""
-        num_cached = self._num_cached.get(seq_id, 0)
-        is_new = seq_id not in self._num_cached
-        is_running = not is_new and seq_id not in self._waiting
-        room = len(self.blocks.tables[seq_id]) * self.block_size if is_running else num_cached
+        held = self._held.get(seq_id)
+        if held is None:
+            room = 0
+        elif held.waits:
+            room = held.num_cached
+        else:
+            room = len(self.blocks.tables[seq_id]) * self.block_size
         if num_computed > room:
             raise ValueError(
                 f"sequence {seq_id} says that {num_computed} of its tokens are computed, here are "
                 f"{room} at most: set num_computed_tokens to 0, and they are run again"
             )
-        if is_new:
+        if held is None:
             to_admit = self.tokens_to_admit(token_ids, num_new)
             admitted = self.blocks.admit(seq_id, to_admit, num_new)
             if admitted is not None:
-                self._num_cached[seq_id] = admitted
+                self._held[seq_id] = Held(admitted)
             return admitted is not None
-        first = max(num_computed, num_cached)
-        end = min(first + num_new, len(token_ids)) if is_running else len(token_ids)
+        first = max(num_computed, held.num_cached)
+        end = len(token_ids) if held.waits else min(first + num_new, len(token_ids))
         if not self.blocks.extend(seq_id, first, end):
             return False
-        self._waiting.pop(seq_id, None)
+        held.waits = False
         return True
 
     def tokens_to_admit(self, token_ids: Sequence[int], num_new: int) -> Sequence[int]:
@@ -190,20 +206,18 @@ class PagedKVCache:
         """
         if num_tokens:
             self.blocks.fork(parent_id, child_id, num_tokens)
-            self._num_cached[child_id], self._waiting[child_id] = num_tokens, None
+            self._held[child_id] = Held(num_tokens, waits=True)
         return num_tokens
 
     def free(self, seq_id: str) -> None:
         """What its full blocks hold stays there until they are taken."""
         self.blocks.free(seq_id)
-        self._waiting.pop(seq_id, None)
-        self._read.pop(seq_id, None)
-        self._num_cached.pop(seq_id, None)
+        self._held.pop(seq_id, None)
 
     def describe(self, seq_id: str) -> SequenceMemory:
         """Its blocks, and the slots of them once it is admitted."""
-        table = self.blocks.tables.get(seq_id, [])
-        admitted = [] if seq_id in self._waiting else table
+        table, held = self.blocks.tables.get(seq_id, []), self._held.get(seq_id)
+        admitted = [] if held is not None and held.waits else table
         size = self.block_size
         slots = (slot for block in admitted for slot in range(block * size, (block + 1) * size))
         return SequenceMemory(tuple(table), tuple(slots))
@@ -212,26 +226,21 @@ class PagedKVCache:
         """The blocks', and that those who hold some are known."""
         self.blocks.check_integrity()
         tables = self.blocks.tables
-        assert self._num_cached.keys() == tables.keys(), (
-            f"{set(self._num_cached)} hold, {set(tables)} have"
-        )
-        assert self._waiting.keys() <= tables.keys(), f"{list(self._waiting)} wait"
-        for seq_id, num_cached in self._num_cached.items():
+        assert self._held.keys() == tables.keys(), f"{set(self._held)} hold, {set(tables)} have"
+        for seq_id, held in self._held.items():
             room = len(tables[seq_id]) * self.block_size
-            assert num_cached <= room, f"{num_cached} tokens of {seq_id}, room for {room}"
+            assert held.num_cached <= room, f"{held.num_cached} tokens of {seq_id}, room for {room}"
 
     # ---- inside
 
     def _context(self, seq_id: str, num_tokens: int) -> Slots:
         """Where a sequence's first tokens lie. Computed when its blocks are others than before."""
-        table = self.blocks.tables[seq_id]
-        blocks, slots = self._read.get(seq_id, ([], slice(0, 0)))
-        if blocks != table:
-            slots = self._slots_of(table)
-            self._read[seq_id] = table.copy(), slots
-        if isinstance(slots, slice):
-            return slice(slots.start, slots.start + num_tokens)
-        return slots[:num_tokens]
+        table, held = self.blocks.tables[seq_id], self._held[seq_id]
+        if held.blocks != table:
+            held.blocks, held.slots = table.copy(), self._slots_of(table)
+        if isinstance(held.slots, slice):
+            return slice(held.slots.start, held.slots.start + num_tokens)
+        return held.slots[:num_tokens]
 
     def _slots_of(self, blocks: Sequence[int]) -> Slots:
         """The slots of these blocks: slot = block · block_size + offset."""

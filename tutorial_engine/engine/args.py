@@ -24,6 +24,7 @@ from tutorial_engine.sampling.params import SamplingParams
 from tutorial_engine.trace.events import Recorder
 
 CACHE_BYTES = 2**32  # at most so many for K and V, unless the blocks are counted: as vLLM on a CPU
+BLOCK_SIZE = 16  # tokens
 AS_LONG_AS_FITS = -1  # as max_model_len, in vLLM too
 
 
@@ -50,13 +51,13 @@ class EngineArgs:
         skip_tokenizer_init: bool = False,
         dtype: str | torch.dtype = "float32",
         device: str = "cpu",
-        max_num_seqs: int | None = 16,
-        max_num_batched_tokens: int | None = 512,
+        max_num_seqs: int | None = EngineConfig.max_num_seqs,
+        max_num_batched_tokens: int | None = EngineConfig.max_num_batched_tokens,
         max_model_len: int | None = None,
-        long_prefill_token_threshold: int | None = None,
-        enable_chunked_prefill: bool | None = True,
+        long_prefill_token_threshold: int | None = EngineConfig.long_prefill_token_threshold,
+        enable_chunked_prefill: bool | None = EngineConfig.enable_chunked_prefill,
         enable_prefix_caching: bool | None = True,
-        block_size: int | None = 16,
+        block_size: int | None = BLOCK_SIZE,
         num_gpu_blocks_override: int | None = None,
         enforce_eager: bool = False,
         seed: int | None = None,
@@ -66,7 +67,7 @@ class EngineArgs:
     ) -> None:
         check_keywords("EngineArgs", options)
         SamplingParams(seed=seed)  # refuses what is no seed
-        block_size = 16 if block_size is None else block_size
+        block_size = BLOCK_SIZE if block_size is None else block_size
         limits: dict[str, Any] = {
             "max_num_seqs": max_num_seqs,
             "max_num_batched_tokens": max_num_batched_tokens,

@@ -4,11 +4,11 @@ Knows how scheduler, runner, samplers and trace work together; decides nothing i
 """
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import count
-from typing import Any, TypeVar
+from typing import Any
 
 from tokenizers import Tokenizer
 from torch import Tensor
@@ -47,8 +47,6 @@ from tutorial_engine.trace.events import (
     StepBegan,
     StepEnded,
 )
-
-Told = TypeVar("Told")
 
 
 class LLMEngine:
@@ -368,8 +366,8 @@ class LLMEngine:
         """
         groups = self._groups(prompts, params)
         with tqdm(total=len(groups), unit="request", disable=not progress) as bar:
-            for is_over in self._serve(groups, lambda group: group.is_over):
-                bar.update(is_over)
+            for _ in self._serve(groups, final_only=True):
+                bar.update()
         outputs = [group.output() for group in groups]
         for i, output in enumerate(outputs):
             if output.error is not None:
@@ -385,7 +383,7 @@ class LLMEngine:
 
         They enter with the first token; leaving the loop early (or closing it) aborts them.
         """
-        return self._serve(self._groups(prompts, params), SampleGroup.output)
+        return self._serve(self._groups(prompts, params))
 
     def _groups(
         self,
@@ -403,9 +401,9 @@ class LLMEngine:
         ]
 
     def _serve(
-        self, groups: Sequence[SampleGroup], tell: Callable[[SampleGroup], Told]
-    ) -> Iterator[Told]:
-        """Enter the groups, step until they are over, and tell of those that got on."""
+        self, groups: Sequence[SampleGroup], final_only: bool = False
+    ) -> Iterator[RequestOutput]:
+        """Enter the groups and step until they are over → what those have that got on, or ended."""
         names = {group.request_id for group in groups}
         is_over = not groups
         try:
@@ -416,7 +414,8 @@ class LLMEngine:
                 mine = [name for name in self._news if name in names]
                 # what is another's stays, for whoever steps next
                 for group in [self._news.pop(name) for name in mine]:
-                    yield tell(group)
+                    if group.is_over or not final_only:
+                        yield group.output()
         finally:
             try:
                 self._leave(groups)

@@ -8,7 +8,7 @@ the same.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -48,24 +48,13 @@ class Size(NamedTuple):
         return self.num_seqs * self.longest
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class FixedBatch(Batch):
-    """A decode step whose tensors stay where they are."""
+    """A decode step whose tensors stay where they are: given, where Batch computes them."""
 
-    fixed_end_to_end: EndToEnd | None = None
-    fixed_padded: tuple[Tensor, Tensor] | None = None
-
-    @property
-    def end_to_end(self) -> EndToEnd:
-        """As Batch has it."""
-        assert self.fixed_end_to_end is not None, "it is made with both"
-        return self.fixed_end_to_end
-
-    @property
-    def padded(self) -> tuple[Tensor, Tensor]:
-        """As Batch has it."""
-        assert self.fixed_padded is not None, "it is made with both"
-        return self.fixed_padded
+    # a field() has no default: without it Batch's own property would be one
+    end_to_end: EndToEnd = field()
+    padded: tuple[Tensor, Tensor] = field()
 
 
 class RecordedStep:
@@ -98,8 +87,8 @@ class RecordedStep:
             positions,
             tuple(range(n + 1)),
             slot_mapping=new_slots,
-            fixed_end_to_end=EndToEnd(slots, self.query_starts, starts.to(torch.int32), 1, longest),
-            fixed_padded=(slots.view(n, longest), self.at < lens[:, None]),
+            end_to_end=EndToEnd(slots, self.query_starts, starts.to(torch.int32), 1, longest),
+            padded=(slots.view(n, longest), self.at < lens[:, None]),
         )
         return self.model(batch, self.attention)
 

@@ -139,18 +139,14 @@ class NaiveAttention:
 class SdpaAttention:
     """PyTorch's fused scaled_dot_product_attention (flash kernels where the device has them).
 
-    One call per sequence, so that nothing is padded; without a cache, sequences of one length
-    go into one call.
+    One call per sequence, so that nothing is padded.
     """
 
     def __init__(self, cache: KVCache | None = None) -> None:
         self.cache = cache
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, batch: Batch) -> Tensor:
-        lengths = batch.query_lens
-        if self.cache is None and len(lengths) > 1 and len(set(lengths)) == 1:
-            return _sdpa(q, k, v, len(lengths))
-        cache = NoCache() if self.cache is None else self.cache
+        cache, lengths = NoCache() if self.cache is None else self.cache, batch.query_lens
         cache.write(layer, k, v, batch)
         if len(lengths) == 1:
             return self.one_sequence(q, *cache.read(layer, batch, 0))
@@ -172,7 +168,15 @@ class SdpaAttention:
         return out.reshape(1, q.shape[1], -1)  # some GPU kernels lay it out in another order
 
     def _several(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return _sdpa(q, k, v)
+        # [n, heads, D] -> [1, heads, n, D], views only
+        q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))
+        q_len, kv_len = q.shape[2], k.shape[2]
+        # is_causal lines the triangle up at the upper left, so it is right only for q_len == kv_len
+        mask = causal_mask(q_len, kv_len, device=q.device) if q_len != kv_len else None
+        out = F.scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=True
+        )
+        return out[0].transpose(0, 1)
 
 
 class BlockedAttention(SdpaAttention):
@@ -209,16 +213,3 @@ def blocked_attention(q: Tensor, k: Tensor, v: Tensor, block: int | None = None)
         mixed = torch.bmm(weights, values[:, :end]).view(kv_heads, group, rows, -1)
         out[start : start + rows] = mixed.permute(2, 0, 1, 3).reshape(rows, heads, -1)
     return out
-
-
-def _sdpa(q: Tensor, k: Tensor, v: Tensor, num_seqs: int = 1) -> Tensor:
-    """Causal SDPA over num_seqs sequences laid end to end, equally long in q and in k."""
-    # [S * L, heads, D] -> [S, heads, L, D], views only
-    q, k, v = (x.unflatten(0, (num_seqs, -1)).transpose(1, 2) for x in (q, k, v))
-    q_len, kv_len = q.shape[2], k.shape[2]
-    # is_causal lines the triangle up at the upper left, so it is right only for q_len == kv_len
-    mask = causal_mask(q_len, kv_len, device=q.device) if q_len != kv_len else None
-    out = F.scaled_dot_product_attention(
-        q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=True
-    )
-    return out.transpose(1, 2).flatten(0, 1)

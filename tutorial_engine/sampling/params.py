@@ -8,22 +8,9 @@ from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass, field, fields, replace
 from functools import wraps
-from typing import Any, NamedTuple, TypeGuard
+from typing import Any, TypeGuard
 
 from tutorial_engine.as_vllm import check_keywords
-
-
-class Range(NamedTuple):
-    """The numbers that a field takes, and a hint for who gave another."""
-
-    least: float
-    most: float
-    hint: str
-    is_whole: bool = False
-
-
-def _number(default: float | None, *range_: Any) -> Any:
-    return field(default=default, metadata={"range": Range(*range_)})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,25 +26,33 @@ class SamplingParams:
     (penalties, logit_bias, ...) is taken with a value that asks for nothing, else refused.
     """
 
-    n: int = _number(1, 1, 1024, "one continuation at least", True)
-    temperature: float = _number(0.0, 0, 1e6, "0 is greedy")
-    top_k: int = _number(0, -math.inf, math.inf, "0 is off", True)
-    top_p: float = _number(1.0, 0, 1, "1 is off; for greedy use temperature=0")
-    min_p: float = _number(0.0, 0, 1, "0 is off")
-    seed: int | None = _number(None, 0, 2**64 - 1, "None is another one each time", True)
-    max_tokens: int = _number(16, 1, math.inf, "one is sampled at least", True)
-    min_tokens: int = _number(0, 0, math.inf, "0 is off", True)
+    n: int = 1
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int | None = None
+    max_tokens: int = 16
+    min_tokens: int = 0
     ignore_eos: bool = False
     stop: Sequence[str] = ()
     stop_token_ids: Sequence[int] = ()
     include_stop_str_in_output: bool = False
-    logprobs: int | None = _number(None, 0, math.inf, "None is off", True)
+    logprobs: int | None = None
     says_temperature: bool = field(default=False, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        for f in fields(self):
-            if "range" in f.metadata:
-                _check_range(f.name, getattr(self, f.name), f.metadata["range"], f.default)
+        _check_whole("n", self.n, 1, 1024, "one continuation at least")
+        _check_number("temperature", self.temperature, 0, 1e6, "0 is greedy")
+        _check_whole("top_k", self.top_k, -math.inf, math.inf, "0 is off")
+        _check_number("top_p", self.top_p, 0, 1, "1 is off; for greedy use temperature=0")
+        _check_number("min_p", self.min_p, 0, 1, "0 is off")
+        if self.seed is not None:
+            _check_whole("seed", self.seed, 0, 2**64 - 1, "None is another one each time")
+        _check_whole("max_tokens", self.max_tokens, 1, math.inf, "one is sampled at least")
+        _check_whole("min_tokens", self.min_tokens, 0, math.inf, "0 is off")
+        if self.logprobs is not None:
+            _check_whole("logprobs", self.logprobs, 0, math.inf, "None is off")
         if 0 < self.temperature < 1e-6:
             raise ValueError(f"temperature {self.temperature} overflows fp32; for greedy use 0")
         if self.top_p == 0:
@@ -104,7 +99,10 @@ WHAT_HAS_ROOM = 2**31 - 1  # tokens: max_tokens=None
 
 
 def _as_vllm(init: Callable[..., None]) -> Callable[..., None]:
-    """The same, for what scripts for vLLM write."""
+    """The same, for what scripts for vLLM write.
+
+    A written __init__ that ends in **not_here would hide a wrong keyword from mypy.
+    """
     written = {f.name for f in fields(SamplingParams) if f.init}
 
     @wraps(init)
@@ -135,14 +133,15 @@ def check_params(params: object) -> None:
         )
 
 
-def _check_range(name: str, value: object, range_: Range, default: object) -> None:
-    """ValueError unless the value is a number of this range, or None where that is the default."""
-    if value is None and default is None:
-        return
-    least, most, hint, is_whole = range_
-    if not (_is_whole(value) or (isinstance(value, float) and not is_whole)):
-        kind = "a whole number" if is_whole else "a number"
-        raise ValueError(f"{name} must be {kind} ({hint}), got {value!r}")
+def _check_whole(name: str, value: object, least: float, most: float, hint: str) -> None:
+    if not _is_whole(value):
+        raise ValueError(f"{name} must be a whole number ({hint}), got {value!r}")
+    _check_number(name, value, least, most, hint)
+
+
+def _check_number(name: str, value: object, least: float, most: float, hint: str) -> None:
+    if not _is_whole(value) and not isinstance(value, float):
+        raise ValueError(f"{name} must be a number ({hint}), got {value!r}")
     if not least <= value <= most:  # NaN is not either
         raise ValueError(f"{name} must be from {least} to {most} ({hint}), got {value!r}")
 

@@ -125,6 +125,16 @@ def as_batch(ids: Tensor) -> Batch:
     )
 
 
+class RowsOfOneLength:
+    """An AttentionBackend for training: one call of SDPA for all rows, and no cache."""
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, batch: Batch) -> Tensor:
+        # [rows · length, heads, D] -> [rows, heads, length, D], views only
+        q, k, v = (x.unflatten(0, (batch.num_seqs, -1)).transpose(1, 2) for x in (q, k, v))
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        return out.transpose(1, 2).flatten(0, 1)
+
+
 def learning_rate(step: int, steps: int, peak: float, warmup: int, decay: int) -> float:
     """Linear warm-up, constant, and a cosine fall to a tenth over the last `decay` steps."""
     if step < warmup:
@@ -149,7 +159,7 @@ def make_optimizer(model: CausalLM) -> torch.optim.AdamW:
 def token_losses(model: CausalLM, rows: Rows, bf16: bool) -> Tensor:
     """Cross-entropy of every target, [rows, SEQ_LEN]; 0 where a target costs nothing."""
     with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
-        logits = model.compute_logits(model(as_batch(rows.ids)))
+        logits = model.compute_logits(model(as_batch(rows.ids), RowsOfOneLength()))
     flat = F.cross_entropy(logits, rows.targets.flatten(), ignore_index=IGNORE, reduction="none")
     return flat.view(rows.targets.shape)
 

@@ -41,8 +41,8 @@ BUGS_04: Zoo = {
         BlockManager,
         "cache_full_blocks",
         (
-            "size, chain = self.block_size, self._chains[seq_id]",
-            "size, chain = self.block_size, self._chains[seq_id]; "
+            "size, chain = self.block_size, self._chains[seq_id].hashes",
+            "size, chain = self.block_size, self._chains[seq_id].hashes; "
             "num_tokens = min(len(token_ids), len(self.tables[seq_id]) * size)",
         ),
     ),
