@@ -4,7 +4,7 @@ In the last one prompts of whole blocks are asked again: their last block is com
 both copies can be found.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -15,8 +15,10 @@ import torch
 from tutorial_engine.cache.blocks import BlockManager
 from tutorial_engine.lab.beside_vllm import compare, read_runs, recorded_decisions, vllm_path
 from tutorial_engine.lab.ledger import REFERENCE, ledger, our_paths
-from tutorial_engine.learn.parts.scheduler import num_tokens_to_run, plan_step
-from tutorial_engine.learn.parts.server import OwnServer
+from tutorial_engine.learn.exercises.lesson_03 import check_shortest
+from tutorial_engine.learn.parts.scheduler import ShortestFirst, num_tokens_to_run, plan_step
+from tutorial_engine.learn.parts.server import VLLM_RUNS, OwnServer
+from tutorial_engine.learn.stories.other_rules import others_beside_vllm
 from tutorial_engine.model.checkpoint import load_model, load_tokenizer
 from tutorial_engine.model.decoder import CausalLM
 
@@ -117,7 +119,9 @@ def test_no_part_is_named_that_decides_nothing(
 
 def test_a_part_that_is_not_asked_is_not_named_and_cells_are_not_compared() -> None:
     server = server_with("rows", plan_step, num_tokens_to_run)
-    assert "With your plan_step, 255" in repr(server.beside_vllm())
+    server.use(ShortestFirst, check_shortest)  # vLLM serves in order of arrival
+    assert "✔ With your plan_step, 653 of 653" in repr(server.beside_vllm())
+    assert server.policy == "ShortestFirst", "it serves on"
     with pytest.raises(ValueError, match="vLLM has blocks"):
         server_with("cells").beside_vllm()
 
@@ -127,6 +131,21 @@ def test_a_part_that_fails_is_told_and_taken_out(capsys: pytest.CaptureFixture[s
     server.parts.own["plan_step"] = plans_nothing
     assert "✔ With the package's parts" in repr(server.beside_vllm())
     assert "your plan_step gave {}" in capsys.readouterr().out
+
+
+def test_with_rows_all_runs_count_in_which_memory_decides_nothing() -> None:
+    def decides(step: Mapping[str, Any]) -> bool:
+        return bool(step["preempted"] or any(step["cached"].values()))
+
+    free = [i for i, run in enumerate(recorded_decisions()) if not any(map(decides, run["steps"]))]
+    assert VLLM_RUNS["rows"] == (*free,)
+
+
+def test_other_rules_do_not_get_all_steps_of_vllm() -> None:
+    told = others_beside_vllm(load_model(), load_tokenizer(), lesson=3)
+    assert told.startswith("10 runs of vLLM:\n")
+    assert "those who wait go first: 586 of 653 steps" in told
+    assert "at most one newcomer in a step: 626 of 653 steps" in told
 
 
 # -- a row of the ledger --------------------------------------------------------------------------

@@ -32,8 +32,7 @@ names = ["A", "B", "C"]
 print({name: len(ids) for name, ids in zip(names, prompts, strict=True)}, "prompt tokens")
 
 # %% [markdown]
-# Sharing one engine is useful, and it can go wrong. Here is what is to come in notebook 05. An engine with one small
-# mistake serves user 1, then user 2, then user 1 again. Read its last answer:
+# Sharing one engine can go wrong. This one has a small mistake. Read its last answer:
 
 # %% jupyter={"source_hidden": true}
 from tutorial_engine.learn import leak
@@ -42,8 +41,8 @@ anna, tom = "One day Anna had an old lamp.", "One day Tom had a yellow coat."
 print(leak(model, tokenizer, {"user 1": anna, "user 2": tom, "user 1 again": anna}))
 
 # %% [markdown]
-# User 1 never wrote of a coat: it is from the text of user 2. There is no error message. You will find the mistake in
-# notebook 05. Here you write the part that decides who runs.
+# User 1 never wrote of a coat: it is from the text of user 2. You will find the mistake in notebook 05. Here you write
+# the part that decides who runs.
 
 # %% [markdown]
 # # First sitting: the rule and the engine
@@ -80,14 +79,16 @@ if predictions.reveal("forwards", engine.runner.num_forwards):
     print("the same tokens as alone:", same)
 
 # %% [markdown]
-# Each forward gives one token to every request that is not finished, so the longest request decides the
-# number of forwards. This is *batching*. B leaves after 3 forwards. Who gets its place?
+# All prompts fit into the first forward. So each forward gives one token to every request that is not finished, and the
+# longest decides the number of forwards. This is *batching*. B leaves after 3 forwards. Who
+# joins the others then?
 #
 # - *Static batching*: nobody, until the whole batch is finished.
 # - **Continuous batching**: the next request that waits, in the very next forward. The batch never has to end.
 #
-# Below, 24 requests share four places, and you see the first 48 forwards. A line is a place. The place that was
-# freed last is taken first. A crossed box is a place that is empty although somebody waits.
+# Below are the first 48 forwards of 24 requests. At most four may run at once: the engine has four *places*.
+# Each line of the picture is one place. The one that was freed last is taken first. A crossed box is a place that is
+# empty although somebody waits.
 
 # %% tags=["figure-first-places"] jupyter={"source_hidden": true}
 from tutorial_engine.engine import StaticBatching
@@ -123,13 +124,15 @@ places(two, "24 requests, four places: who has each place in each step")
 # **Objective:** write the rule that decides how many tokens each request runs.
 #
 # Some tokens of a request are *known*: its prompt and its output so far. Some of them are *computed*: their K and V
-# are in the cache. To run = known − computed. For a new prompt this is a large number, and for a decoding request it
-# is 1. A step runs some of it: the **token budget** limits how many tokens one step runs for all requests together.
-# There is no prefill or decode mode.
-#
+# are in the cache. The others are left to run: there are known − computed of them. For a new prompt this is a large
+# number, and for a decoding request it is 1. A step runs some of them: the **token budget** limits how many tokens one
+# step runs for all requests together. There is no prefill or decode mode.
+
+# %% [markdown]
 # ### Exercise 1: how many tokens? (5 minutes)
 #
-# `budget_left` is what the requests before it have left of the budget.
+# The requests of a step are asked one after the other. `budget_left` says how many tokens of the budget are still free
+# after those that were asked before this one.
 #
 # <details><summary>Hint</summary>There are two limits: what the request has left to run, and what the
 # budget has left.</details>
@@ -158,9 +161,9 @@ server.use(num_tokens_to_run, check_num_tokens)
 run = server.serve(PROMPTS, params, max_num_batched_tokens=8)
 
 # %% [markdown]
-# A step has `max_num_seqs` *places*: at most so many requests run at once, because the cache has one row for each.
-# Who is asked first? First come the requests that have a place, in the order in which they got it (were
-# *admitted*). Then come those that wait, as long as there is budget left and a free place.
+# There are `max_num_seqs` places, because the cache has so many rows, one for each request that runs. Who is asked first?
+# First come the requests that have a place, in the order in which they got it (were *admitted*). Then come those that wait,
+# as long as there is budget left and a free place.
 #
 # ### Exercise 2: plan a step (10 minutes)
 #
@@ -174,7 +177,10 @@ run = server.serve(PROMPTS, params, max_num_batched_tokens=8)
 
 # %% tags=["exercise"]
 def plan_step(running, waiting, budget, max_num_seqs):
-    """running, waiting: lists of (name, tokens left to run) -> {name: tokens in this step}."""
+    """running, waiting: lists of (name, tokens left to run) -> {name: tokens in this step}.
+
+    plan_step([("X", 1)], [("Y", 9)], 6, 2) -> {"X": 1, "Y": 5}
+    """
     ### BEGIN SOLUTION
     planned = {}
     for name, left in [*running, *waiting[: max_num_seqs - len(running)]]:
@@ -333,8 +339,11 @@ print("the tokens that they get alone:", next_ids == [alone["A"][1], alone["B"][
 # **Objective:** find your rule in the real scheduler.
 #
 # `schedule` goes through the running requests, and then through the waiting ones. For each it asks
-# `num_tokens_to_run`, its version of your exercise 1, and then the cache for slots (`admit`, not shown). `plan` notes what the step runs
-# so far, and `plan.budget` is what is left.
+# `num_tokens_to_run`, its version of your exercise 1, and then the cache for slots (`admit`, not shown). `plan` notes what
+# the step runs so far, and `plan.budget` is what is left.
+#
+# If memory runs out, a running request gives its memory back and waits again: it is *preempted*. Here each request has a
+# row of its own, so this never happens: skip the lines with `plan.preempted`.
 
 # %%
 show_source(Scheduler.schedule)
@@ -351,11 +360,6 @@ show_source(Scheduler.num_tokens_to_run)
 # `num_new_tokens` is known − computed, and the last line of `num_tokens_to_run` is your exercise 1. The `if` with
 # `can_chunk` is for policies that never cut a prompt (prefill first, section 7). `cap` limits what one request runs in a
 # step, and is usually not set.
-
-# %% [markdown]
-# If memory runs out, a running request gives its memory back and waits again: it is *preempted*. Here each
-# request has a row of its own, so memory never runs out; notebook 05 shows it. The rule brings such a request back
-# without a special case: none of its tokens is computed any more, so it has all of them to run again.
 #
 # When you open the scheduler of vLLM, you will find the same parts under these names:
 
@@ -365,23 +369,27 @@ from tutorial_engine.learn import box, in_vllm
 print(in_vllm())
 
 # %% [markdown]
-# The rule is the same there.
+# The subtraction and the order are the same there.
 #
 # <details><summary>What differs in vLLM</summary>Both loops stand in one long <code>schedule</code>.
 # <code>num_computed_tokens</code> moves on before the forward, in <code>_update_after_schedule</code>; ours moves on
-# after it. A request that is alone has no cap. The second loop skips requests that cannot go yet, so others overtake
-# them. With priorities the request with the lowest priority is preempted. A step in which somebody was preempted admits
+# after it. <code>cap</code> does not count for a request that runs alone. The second loop skips requests that cannot go
+# yet, so others overtake them. With priorities the request with the lowest priority is preempted. A step in which somebody was preempted admits
 # nobody, even if it is then empty.</details>
 
 # %% [markdown]
 # ## 6 · What a user feels
 #
-# **Objective:** compute the times by which servers are judged.
+# **Objective:** compute the times that users notice.
 #
 # Real times differ from machine to machine. So the engine here reads a **virtual clock**: a forward costs
 # 10 ms, and each token that it runs costs 1 ms more. A real forward has these two parts, too: it reads all
-# weights once, and it computes for each token. (On a large GPU a token costs far less: section 8. Reading K and V is left
-# out: the texts are short.)
+# weights once, and it computes for each token.
+
+# %% [markdown]
+# On a GPU both happen at the same time, so a step lasts about as long as the longer part (the *roofline* of notebook 02).
+# Our clock adds them. This is simpler, but its steps are too long, at most twice as long. 1 ms a token is a large price, so
+# that you can see it: section 8 has that of a large GPU. (Reading K and V is left out: the texts are short.)
 
 # %% [markdown]
 # **TTFT**, the time to first token, counts from the arrival of a request. In notebook 02 it was the time of
@@ -435,8 +443,10 @@ one_request(run.trace, "C")
 #
 # **Objective:** see that your rule is the rule of a real server.
 #
-# We recorded what vLLM's scheduler decided for random requests. `server` gets the same requests, and we compare step
-# by step: a step is the same if it runs as many tokens of each request. First, what two other rules get:
+# In 40 runs we recorded what vLLM's scheduler decided for random requests. Your rule knows nothing of memory. So we take
+# all runs in which memory is never short and no request finds blocks of another: there are ten. (Asynchronous scheduling
+# is off in all of them: appendix A3.) `server` gets the same requests, and we compare step by step: a step is the same if
+# it runs as many tokens of each request. First, what two other rules get:
 
 # %%
 from tutorial_engine.learn import num_lines, others_beside_vllm
@@ -445,23 +455,25 @@ ready = server.use(plan_step, check_plan)
 print(others_beside_vllm(model, tokenizer, lesson=3))
 
 # %% [markdown]
-# Most steps have no choice, so even a wrong rule has many of them right. In step 1, r0 still has 2 tokens of its prompt to
-# run. If those who wait go first, r1, which came later, takes the whole budget. And yours?
+# In most steps there is no choice, so even a wrong rule has many of them right. And a plan decides *when* a token comes,
+# not *which* one: so with every rule all requests have vLLM's tokens. In step 1 of the last run, r0 still has 10 tokens
+# of its prompt to run. If those who wait go first, r1, which came later, takes the whole budget. And your rule?
 
 # %%
 server.beside_vllm()
 
 # %%
-print(f"vLLM 0.32.0: 3,436 lines in its scheduler. This engine: {num_lines(Scheduler)}.")
+print(f"The file of the scheduler: 3,436 lines in vLLM 0.32.0, {num_lines(Scheduler)} here.")
 
 # %% [markdown]
 # These are vLLM's decisions, from your few lines. Its scheduler is longer because a server needs much more: pictures,
-# several machines, priorities. What it does when memory runs out is the subject of the next two notebooks.
+# several machines, priorities.
 #
 # ---
 #
-# **The first sitting ends here.** You have written the rule that plans each step of vLLM, and you can follow a step from
-# the queue to the model and back.
+# **The first sitting ends here.** You have written the rule that planned every step of these runs of vLLM, and you can
+# follow a step from the queue to the model and back. Memory that runs out and blocks that are shared come in notebooks 04
+# and 05.
 #
 # ---
 
@@ -528,7 +540,7 @@ predictions.ask(
     "wasted",
     "You know static batching and the one rule from section 1. Prefill first lets a newcomer join at any step, "
     "too. But then all who decode pause. What share of the places does it waste here?",
-    ["almost none, as the one rule", "about a seventh", "about half"],
+    ["about 2 %", "about 14 %", "about 50 %"],
 )
 
 # %% jupyter={"source_hidden": true}
@@ -544,7 +556,7 @@ print("the same tokens under every policy:", all(t == tokens["one rule"] for t i
 # %% tags=["figure-places"] jupyter={"source_hidden": true}
 counted = read_places(runs["prefill first"])
 part = counted.wasted / counted.total
-nearest = min(range(3), key=lambda i: abs(part - (1 / 50, 1 / 7, 1 / 2)[i]))
+nearest = min(range(3), key=lambda i: abs(part - (0.02, 0.14, 0.5)[i]))
 if chosen := predictions.reveal("wasted", nearest):
     lone = read_places(runs["one by one"])
     print(
@@ -558,7 +570,8 @@ places(shared) if chosen else None
 # step 0 the prompts of A and B fill the budget.
 #
 # Under static batching the first batch lasts as long as B, and about half of its places are wasted. The second lasts
-# as long as F. Nobody waits for its idle places, so they do not count here.
+# as long as F. Nobody waits for its idle places, so they do not count. This is why static batching wastes 28 % here, and
+# 51 % in section 1: there somebody waits in each of the 48 steps.
 #
 # Now the times. At least half of the requests are at or below *p50*, and at least 19 of 20 at or below *p95*.
 
@@ -585,11 +598,11 @@ for name, outs in results.items():
 #
 # Compare the longest gaps of the two continuous policies. Prefill first stops all who decode while a prompt
 # runs. The one rule lets them run along.
-
-# %% [markdown]
+#
 # **Prefill first is alive.** SGLang 0.5.19 reads new prompts before it decodes, if no option says otherwise. In July
-# 2026 a user [reported](https://github.com/sgl-project/sglang/issues/32549) what this does when prompts come all the time:
-# those who decoded got a step about once in 24 seconds.
+# 2026 a user [reported](https://github.com/sgl-project/sglang/issues/32549) what this does when long prompts come all the
+# time: those who decoded got a step about once in 24 seconds. (This was with speculative decoding, where decodes cannot run
+# along with a chunk.)
 
 # %%
 print(box("step_order"))
@@ -705,29 +718,16 @@ if predictions.reveal("paradox", f"about {together}"):
 # Throughput counts the tokens of all users, and TPOT those of one user. So 1 / throughput is not the TPOT.
 # And throughput · TPOT is the number of requests that run at once. (This is *Little's law*. In our runs the product is
 # a little smaller: a request also holds its place while its prompt is read, and TPOT leaves that longer step out.)
-#
-# **When does a batch gain nothing?** The gain comes from the price of a forward, which all requests share.
-# The next cell changes the two prices. In its first line a token costs little, as on a large GPU: reading the
-# weights takes nearly all of the step.
-
-# %% jupyter={"source_hidden": true}
-for per_forward, per_token in ((0.010, 0.00005), (0.010, 0.001), (0.001, 0.001), (0.0, 0.001)):
-    clocks = [VirtualClock(per_forward, per_token) for _ in range(2)]
-    one, many = (at_once(n, clock) for n, clock in zip((1, 16), clocks, strict=True))
-    prices = f"{1000 * per_forward:2.0f} ms a forward, {1000 * per_token:4g} ms a token"
-    gains = f"{many[0] / one[0]:4.1f} times the tokens per second, {many[1] / one[1]:4.1f} times the TPOT"
-    print(f"{prices}: 16 at once give {gains}")
 
 # %% [markdown]
-# With GPU-like prices the gain comes close to the number of requests, and each hardly notices the others. So
-# servers on GPUs run large batches. In the last line a batch has nothing to share: the arithmetic of each token
-# is the limit. A batch also gains nothing where nobody is there to share it: one request alone, or requests that come far
-# apart.
+# **When does a batch gain nothing?** The gain comes from the price of a forward, which all requests share. On a large GPU
+# it is nearly all of a step, so servers run large batches. If a forward had no price of its own, a batch would gain nothing:
+# each token would cost as much as before. It also gains nothing where nobody shares it: one request alone, or requests that
+# come far apart.
 #
-# <details><summary>More about the last line</summary>This is the right side of the roofline of notebook 02. With
-# short texts a GPU gets there too, with a batch that is large enough. Each request reads its own K and V. With long
-# texts, reading K and V becomes the limit earlier. The TPOT grows more than 16 times here, because the last prompts
-# are read between the first two tokens of the others, and that gap counts, too.</details>
+# <details><summary>When a GPU gets there</summary>With a batch that is large enough the arithmetic of the tokens is the
+# limit, and a larger batch gains nothing more: the right side of the roofline of notebook 02. And each request reads its own
+# K and V, which a batch does not share. With long texts this becomes the limit earlier.</details>
 #
 # ## 9 · A long prompt comes
 #
@@ -779,9 +779,12 @@ itl_over_time({"whole prompt": whole, "chunks": chunked}, "A") if chosen else No
 # %% [markdown]
 # This is **chunked prefill**: the prompt is spread over several steps that decode as well. *Why does a
 # smaller token budget make the inter-token latency better?* A decoding request gets a token in every step, as long as the
-# budget is at least the number of decoding requests. So its gap is the length of one step. And no step runs more tokens
-# than the budget.
-#
+# budget is at least the number of decoding requests. For those who run go first, and of them only the last one can be
+# half-read: it takes all that is left of the budget, so nobody is admitted behind it before its prompt is finished. (With
+# `cap` of section 5 two can be half-read, and then this no longer holds.) So its gap is the length of one step, and no
+# step runs more tokens than the budget.
+
+# %% [markdown]
 # ### Exercise 4: choose the budget (3 minutes)
 #
 # You promise A that no gap is longer than `max_gap_ms`, whatever prompts come. Which is the largest token budget that keeps
@@ -854,15 +857,18 @@ for b in (16, 512, 2048, 8192):  # one token of each step is A's
 
 # %% [markdown]
 # With 16, each step reads all weights for almost no work. vLLM 0.32 chooses the budget (`max_num_batched_tokens`) by the
-# GPU. Its server takes 2,048 on most GPUs, 8,192 on an H100 or H200, and 16,384 from 160 GiB of memory on. (Attention is
-# left out here: a real prompt of 8,000 tokens takes longer, and each chunk reads the K and V of all earlier chunks again.)
+# GPU. Its server takes 8,192 on GPUs with 70 GiB or more, such as H100 and H200 (but not on an A100), 16,384 from 160 GiB
+# on, and 2,048 on smaller ones and on the A100. `LLM(...)` in a script takes 16,384 where the server takes 8,192, and 8,192
+# where it takes 2,048. (Attention is left out here: a real prompt of 8,000 tokens takes longer, and each chunk reads the K
+# and V of all earlier chunks again.)
 
 # %% [markdown]
 # ## 10 · Too many users
 #
 # **Objective:** see what the slowest users feel when more and more of them come.
 #
-# 48 users come at random times (a *Poisson process*), with the prompts and lengths that you know. At most 8 run at once.
+# 48 users come at random times (a *Poisson process*): in each millisecond a user comes with the same chance, whoever came
+# before. They have the prompts and lengths that you know. At most 8 run at once.
 # How many users per second can the engine serve? Count what one user costs when all 8 places are taken. A user takes part in
 # about 11.75 steps, one for each new token. Eight users share the 10 ms of a step: 11.75 · 10 ms / 8 = 14.7 ms. And the user
 # runs 17.4 tokens, 1 ms each:
@@ -920,8 +926,9 @@ throughput_latency(curves, "TTFT p95", "requests per second", full) if chosen el
 # %% [markdown]
 # As long as there is room, throughput follows the users, and the latency hardly changes. Near the number of users that you
 # counted, the engine is full. (The curve turns a little earlier, because users sometimes come all at once.) From then on the
-# queue grows as long as users keep coming. No scheduler can prevent this. A server can only refuse users. Under static
-# batching users wait long even when few come.
+# queue grows as long as users keep coming. No scheduler can prevent this: users must wait or be refused, or the owner adds
+# machines. The order in which users are served only decides who waits. Under static batching users wait long even when few
+# come.
 
 # %% [markdown]
 # ## 11 · Fairness
@@ -1062,14 +1069,17 @@ from tutorial_engine.learn import check_fair
 server.use(Fair, check_fair)
 
 # %%
-measure("fair", server.engine(**one_place))
+engine = server.engine(**one_place)
+print(f"patience: {engine.scheduler.patience:g} s")
+measure("fair", engine)
 three = ["first come, first served", "shortest first", "fair"]
 tell(*three)
 
 # %% [markdown]
-# With a patience of 0.1 s only the second promise is kept. A short one comes every 40 ms, and takes 70 ms. So soon
-# nearly everybody has waited for 0.1 s, and they are served in the order of arrival.
-#
+# With a patience of 0.1 s, which is 100 ms, only the second promise is kept. A short one comes every 40 ms, and takes
+# 70 ms. So soon nearly everybody has waited for 0.1 s, and they are served in the order of arrival.
+
+# %% [markdown]
 # First come, first served lets no short one go before L, and shortest first lets all twelve:
 #
 # | short ones before L | mean | TTFT of L |
@@ -1078,7 +1088,8 @@ tell(*three)
 # | 12 | 227 ms | 942 ms |
 # | promised | at most 300 ms | at most 600 ms |
 #
-# Each short one before L changes both numbers by a fixed amount: a twelfth of the difference.
+# L lasts 203 ms, and a short one 68 ms. A short one that passes L is served 203 ms sooner, and L 68 ms later. So the sum
+# of the 13 waits falls by 135 ms, and the mean by 10.4 ms.
 
 # %%
 predictions.ask(
@@ -1099,9 +1110,9 @@ for name, end in zip(tried, ends, strict=True):
     measure(name, engine)
 found = sorted({before_l(name) for name in tried if all(kept(name))})
 if chosen := predictions.reveal("patience", " or ".join(map(str, found)) or 3):
-    print(f"one before L: L {later:.0f} ms later,", end=" ")
-    print(f"the mean {(mean_of(first) - mean_of(last)) / 12:.1f} ms smaller.", end=" ")
-    print(f"Four take {ends[4]} ms, five {ends[5]} ms, six {ends[6]} ms")
+    less = 13 * (mean_of(first) - mean_of(last)) / 12  # of the sum, for each short one
+    told = f"L {later:.0f} ms later, the sum {less:.0f} and the mean {less / 13:.1f} ms smaller"
+    print(f"one before L: {told}. Four take {ends[4]} ms, five {ends[5]} ms, six {ends[6]} ms")
     tell(*tried[3:9])
 worst, means = [max(ttfts[name].values()) for name in tried], [mean_of(name) for name in tried]
 both, promised = {"longest wait": worst, "mean": means}, {"longest wait": 600, "mean": 300}
@@ -1110,9 +1121,13 @@ sweep(ends, {"TTFT": both}, axis, "ms", at_most=promised, steps=True) if chosen 
 
 # %% [markdown]
 # Your policy turns the number into a time. A short one takes 68 ms. So five of them go before L if its patience is above
-# 272 and up to 340 ms, and six up to 408 ms. Along a flat part of the picture nothing changes: L is asked only when a place
-# is free. A patience of 0 is first come, first served, and a very large one is shortest first. Set `patience` in your class
-# to a value that keeps both promises, and run its cells again: the line "fair" should say "kept" twice.
+# 272 and up to 340 ms, and six up to 408 ms. Where the picture is flat nothing changes: L is asked only when a place
+# is free. Patience 0 is first come, first served, a very large one is shortest first. Another crowd needs another
+# patience. Set `patience` in your class to a value that keeps both promises, and run its cells again: the line "fair" should
+# say "kept" twice.
+#
+# vLLM 0.32 has two orders: first come, first served, and `priority`, where each request brings a number and the smallest
+# goes first.
 
 # %% [markdown]
 # ## 12 · Which test finds which bug?
@@ -1120,9 +1135,9 @@ sweep(ends, {"TTFT": both}, axis, "ms", at_most=promised, steps=True) if chosen 
 # **Objective:** know what a test of a scheduler has to look at.
 #
 # Four bugs are planted into the engine, one after the other. Here are their changes: the line with - is right, and the
-# line with + is the bug. (The second swaps the cache rows of the requests, in a step where each runs one token. In the third,
-# `torch.default_generator` is the one random generator that all of PyTorch shares. In the fourth, `cap` is a limit
-# that is not set here.) Read each, and ask yourself: what must a test run to see this?
+# line with + is the bug. (In the second, `[::-1]` reverses the order of the cache rows, only in a step where each request
+# runs one token. In the third, `torch.default_generator` is the one random generator that all of PyTorch shares. In the
+# fourth, `cap` is a limit that is not set here.) Read each, and ask yourself: what must a test run to see this?
 
 # %%
 from tutorial_engine.learn import BUGS_03, diff, planted
@@ -1208,7 +1223,7 @@ paths |= engine_paths(model, neighbours=[LONG[:30], LONG[5:12]])
 paths["vLLM 0.32, recorded here"] = vllm_path
 paths[server.label] = server.path(max_num_batched_tokens=4, max_num_seqs=2)
 rows = ledger(paths, prompts, num_tokens=12)
-print(f"{sum(row.ok for row in rows)} of {len(rows)} paths ✔, the last one is {rows[-1].path}")
+print(f"{sum(r.ok for r in rows)} of {len(rows)} paths ✔:", *[r.path for r in rows], sep="\n  ")
 
 # %% [markdown]
 # Your parts serve whole stories, up to the end of the text. The policy is your last one.

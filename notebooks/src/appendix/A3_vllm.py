@@ -109,17 +109,8 @@ predictions.ask(
 )
 
 # %% [markdown]
-# `serve_again` gives the same requests and the same limits to our engine, and returns its trace. vLLM's run has 36 steps.
-
-# %%
-predictions.ask(
-    "same",
-    "In how many of these steps does our engine make the same plan, and give out the same blocks?",
-    ["in none: the engines count differently", "in 13: until the memory is full", "in all 36"],
-)
-
-# %% [markdown]
-# The picture has both runs. Can you see which one is vLLM's?
+# `serve_again` gives the same requests and the same limits to our engine, and returns its trace. The picture has both
+# runs, of 36 steps each. Can you see which one is vLLM's?
 
 # %% tags=["figure-which"]
 import random
@@ -157,16 +148,15 @@ def plans(trace):
 
 pairs = list(zip(plans(theirs), plans(ours), strict=True))
 same = sum(a == b for a, b in pairs)
-if predictions.reveal("same", f"in all {same}"):
-    print(f"{same} of {len(pairs)} steps have the same plan and the same block tables")
-    print("the upper run is", "vLLM's" if runs[0] is theirs else "ours")
+print(f"{same} of {len(pairs)} steps have the same plan and the same block tables")
+print("the upper run is", "vLLM's" if runs[0] is theirs else "ours")
 
 # %% [markdown]
 # The two pictures are the same. In each step both engines run the same requests, with as many tokens and in the same
 # blocks, and they preempt the same one: this engine follows vLLM's rules. Its tests compare it with 41 recorded runs of
-# vLLM 0.32.0: the 40 that are part of the package, and one more. All 3,884 steps are equal. (Some of these runs used a vLLM
-# that had served others before, so its free blocks were in another order. There the numbers of the blocks differ, but always
-# in the same way.)
+# vLLM 0.32.0. All 3,884 steps are equal. (40 of the runs are in the package. The last one is only among the tests: in it
+# prompts of whole blocks come again, so that equal blocks are in the pool. In some runs vLLM had served others before, so its
+# free blocks were in another order. There the numbers of the blocks differ, but always in the same way.)
 
 # %% [markdown]
 # One thing of vLLM was off in these runs, as always on a CPU: *asynchronous scheduling*. With it, the next step is
@@ -178,9 +168,11 @@ if predictions.reveal("same", f"in all {same}"):
 # **Objective:** explain a preemption, a hit, and the order of the free blocks.
 #
 # To *preempt* a request means: its blocks are taken away, and it waits. A *hit* is a block that a request finds in the pool.
-# The request does not run its tokens again. Each full block has a *hash*: a short number, made of its tokens and of all
-# tokens before them. A block is found by its hash.
-#
+# The request does not run its tokens again. Each full block has a *hash*: a number, made of its tokens and of the hash of
+# the block before it, so of all tokens before it, too. A block is found by its hash. The pictures write it as
+# "hash ← hash of the block before", or "← root" where there is none before.
+
+# %% [markdown]
 # Why does `r2` leave its place after step 12, and why does it wait so long? Here is vLLM's pool at the end of step 12. In
 # step 13 each of the three requests has one token to run.
 
@@ -230,22 +222,34 @@ block_view(theirs, 13) if chosen else None
 
 # %% [markdown]
 # The picture shows the end of step 13. Block 2 is pale: nobody has it, and its K and V are still there. It was full, so it
-# has a hash, and can be found. Block 4 was not full, so no request could find it. Such blocks are taken first. So `r2` finds
-# 32 tokens, and has to run the other 4. The only free block is block 2, which `r2`
-# would find. `r2` needs a second block, and there is none. So it waits.
+# has a hash, and can be found. Block 4 was not full, so no request could find it. Blocks that nobody can find are taken
+# first. So `r2` finds 32 tokens, and has to run the other 4. The only free block is block 2, which `r2` would find. `r2`
+# needs a second block, and there is none. So it waits.
 
 # %% [markdown]
-# In step 23 first `r0` ends, then `r1`. Free blocks stand in a queue, and the first one is taken next. The picture has
-# vLLM's queue before and after this step. We recorded vLLM's own queue after each step.
+# In step 23 first `r0` ends and gives back its blocks 0 and 4. Then `r1` ends and gives back 1 and 3. Blocks 0, 1 and 2
+# can be found. Free blocks stand in a queue, and the first one is taken next.
+
+# %%
+predictions.ask(
+    "second",
+    "In step 24 r2 finds block 2, and needs one more. Which block does it take?",
+    ["block 0", "block 1", "block 3", "block 4"],
+)
+
+# %% [markdown]
+# We recorded vLLM's own queue after each step. The picture has it before and after step 23:
 
 # %% tags=["figure-ended"]
 from tutorial_engine.viz import queue_picture
 
-queue_picture(theirs, [23])
+table = back.planned.requests["r2"].table
+queue_picture(theirs, [23]) if predictions.reveal("second", f"block {table[-1]}") else None
 
 # %% tags=["figure-second"]
-print("in step 24 r2 has the blocks", *back.planned.requests["r2"].table)
-block_view(theirs, 24)
+if predictions.made("second"):
+    print("in step 24 r2 has the blocks", *table)
+block_view(theirs, 24) if predictions.made("second") else print("Choose an answer above.")
 
 # %% [markdown]
 # In step 24 `r2` finds block 2, and takes block 3, the first one of the queue. In the picture the first blocks of `r0` and
@@ -341,10 +345,11 @@ queue_picture(rules["vLLM"], [14]) if predictions.made("lost") else print("Choos
 # %%
 burst = recorded_run("burst")
 prompts = [event.prompt_token_ids for event in burst.events if isinstance(event, Added)]
-for prompt in prompts:
+print(f"{len(prompts[0])} tokens")
+for prompt in prompts[1:]:
     both = list(zip(prompts[0], prompt, strict=False))
     common = next((i for i, (a, b) in enumerate(both) if a != b), len(both))
-    print(f"{len(prompt)} tokens; the first {common} are those of the first prompt")
+    print(f"{len(prompt)} tokens; the first {common} are the same as in the first prompt")
 
 # %%
 predictions.ask(
@@ -469,9 +474,9 @@ check_log(log)
 #
 # **Objective:** open the function of vLLM that does what you know.
 #
-# The scheduler of vLLM 0.32.0 has 3,436 lines. The next cell counts ours. The other lines serve what our engine does not
-# have, for example images in a prompt, or more than one machine. Each row names our function and vLLM's. The link leads to
-# its line in version 0.32.0. Begin with the four rows that are open. The others open with a click.
+# The file of vLLM's scheduler has 3,436 lines (0.32.0). The next cell counts ours. The other lines serve what our engine
+# does not have, for example images in a prompt, or more than one machine. Each row names our function and vLLM's. The link
+# leads to its line in version 0.32.0. Begin with the four rows that are open. The others open with a click.
 #
 # **A question for vLLM's code.** Open `BlockPool.free_blocks` in the table below. Of the blocks without a hash, those of
 # the request that ended last are taken first. A comment says why. What is the reason?
@@ -499,7 +504,8 @@ Places()
 # %% [markdown]
 # - **Asynchronous scheduling.** On a GPU vLLM by default plans the next step before the last one has its tokens. So the GPU
 #   does not wait for Python. The tokens are the same, except in near ties (section 1). The steps may differ: vLLM may
-#   plan one more step for a request that has already ended. Our engine plans one step after the other, so that you can look between them.
+#   plan one more step for a request whose last token is its end token, because this token is not known yet. An end by
+#   `max_tokens` is known before, so no step is planned for it. Our engine plans one step after the other, so that you can look between them.
 
 # %% [markdown]
 # The last token stays on the GPU, and the next step takes it there. So a plan need not know it: it is enough that there will be one.

@@ -153,7 +153,7 @@ PLAN_SLIPS: Slips = slips_of(
     if budget: → if left <= budget:
         who does not fit into the budget as a whole gets nothing
     if budget: → if True:
-        who runs nothing is not left out
+        a request that runs nothing is in the plan, with 0 tokens
     [: max(0, max_num_seqs - len(running))] →
         all who wait may run, whatever max_num_seqs is
     max(0, max_num_seqs - len(running)) → max_num_seqs

@@ -24,7 +24,8 @@ BUGS_03: Zoo = {
         "from_allocations",
         (
             "[one.context_slots for one in allocations]",
-            "[one.context_slots for one in allocations[:: -1 if len(ids) == len(firsts) else 1]]",
+            "[one.context_slots for one in "
+            "(allocations[::-1] if len(ids) == len(firsts) else allocations)]",
         ),
     ),
     "one generator for all requests": edited(

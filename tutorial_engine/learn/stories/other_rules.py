@@ -6,9 +6,8 @@ from tokenizers import Tokenizer
 
 from tutorial_engine.cache.blocks import BlockManager
 from tutorial_engine.cache.paged import PagedKVCache
-from tutorial_engine.engine.policies import StaticBatching
 from tutorial_engine.lab.beside_vllm import Beside, recorded_decisions
-from tutorial_engine.learn.parts.scheduler import waiting_first
+from tutorial_engine.learn.parts.scheduler import Work, plan_step, waiting_first
 from tutorial_engine.learn.parts.server import VLLM_RUNS, OwnServer
 from tutorial_engine.learn.stories.bugs import Zoo, edited, planted
 from tutorial_engine.model.decoder import CausalLM
@@ -34,17 +33,27 @@ OTHERS: Mapping[int, Zoo] = {  # of the lessons 04 and 05
 }
 
 
+def one_newcomer(running: Work, waiting: Work, budget: int, max_num_seqs: int) -> dict[str, int]:
+    """As plan_step, but only the first of those who wait may join in a step."""
+    return plan_step(running, waiting[:1], budget, max_num_seqs)
+
+
 def others_beside_vllm(model: CausalLM, tokenizer: Tokenizer, lesson: int) -> str:
     """The runs of `OwnServer.beside_vllm` in notebook 03, 04 or 05, with two other answers each."""
     server = OwnServer(model, tokenizer, "rows" if lesson == 3 else "pages")
-    runs = [recorded_decisions()[i] for i in VLLM_RUNS[server.memory]]
+    recorded = recorded_decisions()
+    runs, found = [recorded[i] for i in VLLM_RUNS[server.memory]], {}
     if lesson == 3:
-        static = server.decide(runs, StaticBatching)
-        server.parts.own["plan_step"] = waiting_first
-        waiting = server.decide(runs, name="this rule")
-        first = f"The first step that differs when they go first: {waiting[-1].first_difference}"
-        return _told({"those who wait go first": waiting, "static batching": static}) + "\n" + first
-    found = {}
+        rules = {
+            "those who wait go first": waiting_first,
+            "at most one newcomer in a step": one_newcomer,
+        }
+        for name, rule in rules.items():
+            server.parts.own["plan_step"] = rule
+            found[name] = server.decide(runs, name="this rule")
+        first = found["those who wait go first"][-1].first_difference
+        told = f"The first step that differs in the last run when they go first: {first}"
+        return f"{len(runs)} runs of vLLM:\n{_told(found)}\n{told}"
     if lesson == 4:
         twice = [{**run, "num_blocks": 2 * run["num_blocks"]} for run in runs]
         found["num_blocks that forgets V"] = server.decide(twice)
