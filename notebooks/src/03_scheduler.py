@@ -80,8 +80,7 @@ if predictions.reveal("forwards", engine.runner.num_forwards):
 
 # %% [markdown]
 # All prompts fit into the first forward. So each forward gives one token to every request that is not finished, and the
-# longest decides the number of forwards. This is *batching*. B leaves after 3 forwards. Who
-# joins the others then?
+# longest decides the number of forwards. This is *batching*. B leaves after 3 forwards. Who joins the others then?
 #
 # - *Static batching*: nobody, until the whole batch is finished.
 # - **Continuous batching**: the next request that waits, in the very next forward. The batch never has to end.
@@ -374,22 +373,18 @@ print(in_vllm())
 # <details><summary>What differs in vLLM</summary>Both loops stand in one long <code>schedule</code>.
 # <code>num_computed_tokens</code> moves on before the forward, in <code>_update_after_schedule</code>; ours moves on
 # after it. <code>cap</code> does not count for a request that runs alone. The second loop skips requests that cannot go
-# yet, so others overtake them. With priorities the request with the lowest priority is preempted. A step in which somebody was preempted admits
-# nobody, even if it is then empty.</details>
+# yet, so others overtake them. With priorities the request with the lowest priority is preempted. A step in which somebody
+# was preempted admits nobody, even if it is then empty.</details>
 
 # %% [markdown]
 # ## 6 · What a user feels
 #
 # **Objective:** compute the times that users notice.
 #
-# Real times differ from machine to machine. So the engine here reads a **virtual clock**: a forward costs
-# 10 ms, and each token that it runs costs 1 ms more. A real forward has these two parts, too: it reads all
-# weights once, and it computes for each token.
-
-# %% [markdown]
-# On a GPU both happen at the same time, so a step lasts about as long as the longer part (the *roofline* of notebook 02).
-# Our clock adds them. This is simpler, but its steps are too long, at most twice as long. 1 ms a token is a large price, so
-# that you can see it: section 8 has that of a large GPU. (Reading K and V is left out: the texts are short.)
+# Real times differ between machines. So the engine here reads a **virtual clock**: a forward costs 10 ms, and each token that it runs costs 1 ms more. A real forward, too, reads all weights once and computes for each
+# token. On a GPU both happen at once, so a step lasts about as long as the longer part (the *roofline* of notebook 02). Our
+# clock adds them, which is simpler, and at most doubles a step. On a large GPU a token costs far less: 1 ms is chosen so
+# that you can see it (section 8). Reading K and V is left out.
 
 # %% [markdown]
 # **TTFT**, the time to first token, counts from the arrival of a request. In notebook 02 it was the time of
@@ -1122,7 +1117,7 @@ sweep(ends, {"TTFT": both}, axis, "ms", at_most=promised, steps=True) if chosen 
 # %% [markdown]
 # Your policy turns the number into a time. A short one takes 68 ms. So five of them go before L if its patience is above
 # 272 and up to 340 ms, and six up to 408 ms. Where the picture is flat nothing changes: L is asked only when a place
-# is free. Patience 0 is first come, first served, a very large one is shortest first. Another crowd needs another
+# is free. Patience 0 is first come, first served, and a very large one shortest first. Another crowd needs another
 # patience. Set `patience` in your class to a value that keeps both promises, and run its cells again: the line "fair" should
 # say "kept" twice.
 #
