@@ -47,7 +47,7 @@ for prompt, text in texts.items():
 
 # %% [markdown]
 # We gave vLLM these prompts, with smaller limits and one more request, `L`, which has a long prompt, and recorded what it said. The limits change
-# the steps, but here not the tokens. (On a GPU, with numbers of 16 bits, the same sum may be rounded differently in another
+# the steps. Here they do not change the tokens. (On a GPU, with numbers of 16 bits, the same sum may be rounded differently in another
 # batch. In a *near tie*, where two tokens are almost equally likely, the other one may be chosen.) `recorded_run` gives such a run as a *trace*: the list of events from which the pictures
 # of these notebooks are drawn.
 
@@ -64,8 +64,9 @@ for number, name in enumerate("ABC"):
 
 # %% [markdown]
 # If vLLM is installed here, the next cell gives it the program itself. Otherwise the cell does nothing. (A vLLM engine
-# takes most of the memory, on a CPU as well. This cell makes one, and the last section a second one in the same process. Give
-# both `gpu_memory_utilization=0.4`.) Five longer programs are in the folder `examples`, with the output that vLLM gave.
+# takes much of the memory. This cell makes one engine, and the last code cell of "When one machine is not enough" makes a second one in the
+# same process. If you run both, write `gpu_memory_utilization=0.4` into both calls of `LLM(...)`: one is in `program`, and one in
+# that cell.) Five longer programs are in the folder `examples`, with the output that vLLM gave.
 
 # %%
 import importlib.util
@@ -75,8 +76,8 @@ os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # vLLM in this process, wher
 if importlib.util.find_spec("vllm"):
     import vllm
 
-    assert program(vllm.LLM, vllm.SamplingParams) == texts
-    print("vLLM says the same")
+    is_same = program(vllm.LLM, vllm.SamplingParams) == texts
+    print("vLLM says the same" if is_same else "one text differs: a near tie, see above")
 
 # %% [markdown]
 # ## 2 · Does vLLM decide the same?
@@ -130,12 +131,16 @@ places(two, title) if predictions.reveal(
 ) else None
 
 # %% [markdown]
-# The picture does not show blocks: in step 9 `r1` takes block 3, and in step 10 `r2` takes block 4. In step 13 `r0` needs
-# a block, too, and none is free. So `r2`, which was admitted last, loses its blocks (section 3). From then on one of the three places runs nothing, because there is no memory for `r2`.
-# ("Wasted" is the word of notebook 03 for this.) In step 23 first `r0` ends, then `r1`. `r1` ended
-# last, so the picture puts `r2` in step 24 into its place 1. (A plan of vLLM has no places.)
+# The picture does not show blocks. In step 13 `r0` needs a block and none is free, so `r2` loses its blocks. Until step 23 its
+# place runs nothing, because there is no memory for `r2` ("wasted" in notebook 03). Section 3 shows why it is `r2`, and why it
+# waits so long.
 #
-# A picture may hide a difference. `plans` reads from a trace what each step ran, and all block tables.
+# <details><summary>More of this picture</summary>In step 9 <code>r1</code> takes block 3, and in step 10 <code>r2</code> takes block 4.
+# In step 23 first <code>r0</code> ends, then <code>r1</code>. <code>r1</code> ended last, so the picture puts <code>r2</code> in step 24
+# into its place 1. (A plan of vLLM has no places.)</details>
+#
+# A picture may hide a difference. `plans` reads from a trace what each step ran, and all block tables. (`history` gives, for each
+# step, the state after its plan, `planned`, and at its end, `after`.)
 
 
 # %%
@@ -154,12 +159,12 @@ print("the upper run is", "vLLM's" if runs[0] is theirs else "ours")
 # %% [markdown]
 # The two pictures are the same. In each step both engines run the same requests, with as many tokens and in the same
 # blocks, and they preempt the same one: this engine follows vLLM's rules. Its tests compare it with 41 recorded runs of
-# vLLM 0.32.0. All 3,884 steps are equal. (40 of the runs are in the package. The last one is only among the tests: in it
-# prompts of whole blocks come again, so that equal blocks are in the pool. In some runs vLLM had served others before, so its
-# free blocks were in another order. There the numbers of the blocks differ, but always in the same way.)
+# vLLM 0.32.0. In all 3,884 steps the plans are equal, and so are the blocks. (In some runs vLLM had served other requests
+# before. There its block 5 may be our block 0, but then it is so in every step. 40 of the runs are in the package. The last
+# one is only among the tests.)
 
 # %% [markdown]
-# One thing of vLLM was off in these runs, as always on a CPU: *asynchronous scheduling*. With it, the next step is
+# One feature of vLLM was off in these runs, as always on a CPU: *asynchronous scheduling*. With it, the next step is
 # planned before the tokens of the last one are known (section 7).
 
 # %% [markdown]
@@ -182,7 +187,7 @@ from tutorial_engine.viz import block_view
 block_view(theirs, 12)
 
 # %%
-now = list(history(theirs))[12].after  # .planned: after the plan of the step; .after: at its end
+now = list(history(theirs))[12].after
 for name, request in now.requests.items():
     print(f"{name}: {request.num_computed_tokens} tokens computed, blocks {request.table}")
 print("in the order in which they were admitted:", *now.running)
@@ -203,8 +208,9 @@ if predictions.reveal("block", f"block {step.planned.requests['r0'].table[-1]}")
     print("step 13 runs", {name: len(event.slots) for name, event in step.scheduled.items()})
 
 # %% [markdown]
-# No block is free. So the request that was admitted last is preempted: `r2` gives its blocks back, and waits before all
-# other requests. Its token ids are kept. It gave back two blocks, 2 and 4, and `r0` got block 4.
+# No block is free. So the request that was admitted last is preempted: `r2` gives its blocks 2 and 4 back, and becomes
+# the first of the waiting requests. Its token ids are kept. Why did `r0` get block 4 and not block 2? Block 4 was not full,
+# so it has no hash, and no request can find it. Such a block is taken first.
 
 # %%
 predictions.ask(
@@ -222,13 +228,13 @@ block_view(theirs, 13) if chosen else None
 
 # %% [markdown]
 # The picture shows the end of step 13. Block 2 is pale: nobody has it, and its K and V are still there. It was full, so it
-# has a hash, and can be found. Block 4 was not full, so no request could find it. Blocks that nobody can find are taken
-# first. So `r2` finds 32 tokens, and has to run the other 4. The only free block is block 2, which `r2` would find. `r2`
+# has a hash, and can be found. So `r2` finds 32 tokens, and has to run the other 4. The only free block is block 2, which `r2` would find. `r2`
 # needs a second block, and there is none. So it waits.
 
 # %% [markdown]
 # In step 23 first `r0` ends and gives back its blocks 0 and 4. Then `r1` ends and gives back 1 and 3. Blocks 0, 1 and 2
-# can be found. Free blocks stand in a queue, and the first one is taken next.
+# can be found. Free blocks stand in a queue, and the first one is taken next. Think of your `free` in notebook 05: which blocks go to the
+# front of the queue, and whose come first?
 
 # %%
 predictions.ask(
@@ -270,7 +276,7 @@ queue_picture(said, [13, 19])
 # <p>A block without a hash cannot be found, so among these the order changes no hit. vLLM has another reason for it: see
 # section 6.</p></details>
 #
-# What would another rule get? In `ToTheEnd` all free blocks go to the end of the queue, those without a hash as well. With
+# How many tokens would be found with another rule? In `ToTheEnd` all free blocks go to the end of the queue, those without a hash as well. With
 # `Pages` our engine uses this pool:
 
 # %%
@@ -313,6 +319,7 @@ if chosen := predictions.reveal("lost", f"{last[0].num_cached} and {last[1].num_
     for name, run in rules.items():
         short = [e for e in run.events if isinstance(e, BlockTaken) and e.request_id[0] == "s"]
         print(f"{name:8} gives", ", ".join(f"{e.request_id} block {e.block}" for e in short))
+    print("The queue with ToTheEnd:")
 queue_picture(rules["ToTheEnd"], [2, 14]) if chosen else None
 
 # %% [markdown]
@@ -325,10 +332,11 @@ queue_picture(rules["vLLM"], [14]) if predictions.made("lost") else print("Choos
 # In vLLM each short request takes block 1, which the one before it has just left. With `ToTheEnd` each takes the block
 # that has been free for the longest time. After step 14 this is block 0, which `A` left. So `s5` writes over it, and all 40
 # tokens of the prompt are run again. With vLLM's rule only 8 are.
-#
+
+# %% [markdown]
 # `ToTheEnd` was once vLLM's own rule. [Pull request 42656](https://github.com/vllm-project/vllm/pull/42656) of May 2026 changed
 # it, because blocks that no request can find pushed out blocks that can be found. In an example of its description two long prompts come
-# in turn. Before, each was lost when it came again. Now both are found.
+# in turn. Before, no block was found when a prompt came again. Now blocks of both are found. You wrote the new rule in notebook 05.
 
 # %% [markdown]
 # Here is a good place for a pause. If you begin here after a restart, first run all cells above (menu Run, "Run All Above
@@ -361,9 +369,8 @@ predictions.ask(
 # %% [markdown]
 # ### Exercise 1: how many tokens does each request find? (10 minutes)
 #
-# All requests come at once and in this order, and pool and budget are large enough. A prompt finds the longest beginning
-# that it shares with any earlier prompt, also with one of the same step. Only full blocks can be found, and at least one
-# token must be left to run.
+# All requests come at once and in this order, and pool and budget are large enough. A prompt finds the full blocks
+# that it shares with the beginning of any earlier prompt, also with one of the same step. At least one token must be left to run.
 #
 # <details><summary>Hint</summary>For each prompt, go through all earlier prompts. Try the ends 32, 64, 96, ... of blocks:
 # are the first <code>end</code> tokens of both prompts equal? Keep the largest such end. It must be smaller than the
@@ -427,7 +434,7 @@ queue_picture(burst, [11])
 #
 # Section 2 of notebook 04 showed two numbers of vLLM's log: how many tokens fit, and how many of the longest
 # requests can run at once. The next cell has the lines that vLLM 0.32.0 wrote with our small model, 1 GiB, blocks of 32, and
-# `max_model_len` of 300 and of 320. (On a GPU it begins with "GPU KV cache size".) It also prints the bytes of one token, as in notebook 02.
+# `max_model_len` of 300 and of 320. (On a GPU the line begins with "GPU KV cache size".) It also prints the bytes of one token, as in notebook 02.
 
 # %%
 from tutorial_engine.cache import KVCacheSpec
@@ -439,8 +446,8 @@ print(KVCacheSpec.from_model(model.config, torch.float32).bytes_per_token, "byte
 # %% [markdown]
 # ### Exercise 2: where do these numbers come from? (10 minutes)
 #
-# Find the rule for both numbers. `num_bytes` is the memory for keys and values, here 1 GiB. It is divided into blocks. The
-# log counts all of them. One is the *null block*, which vLLM never gives to a request (section 7). A request of 300 tokens
+# Find the rule for both numbers. `num_bytes` is the memory for keys and values, here 1 GiB. It is divided into blocks. A rest that is too small for a block is not used. The
+# log counts all blocks. One is the *null block*, which vLLM never gives to a request (section 7). A request of 300 tokens
 # takes 10 blocks, 320 slots. The log counts 300 tokens for it, not 320. The first number is whole. Do not
 # round the second one.
 #
@@ -474,7 +481,7 @@ check_log(log)
 #
 # **Objective:** open the function of vLLM that does what you know.
 #
-# The file of vLLM's scheduler has 3,436 lines (0.32.0). The next cell counts ours. The other lines serve what our engine
+# The file of vLLM's scheduler has 3,436 lines (0.32.0). The next cell counts ours. Most other lines serve what our engine
 # does not have, for example images in a prompt, or more than one machine. Each row names our function and vLLM's. The link
 # leads to its line in version 0.32.0. Begin with the four rows that are open. The others open with a click.
 #
@@ -508,7 +515,8 @@ Places()
 #   `max_tokens` is known before, so no step is planned for it. Our engine plans one step after the other, so that you can look between them.
 
 # %% [markdown]
-# The last token stays on the GPU, and the next step takes it there. So a plan need not know it: it is enough that there will be one.
+# To plan a step, vLLM must know *how many* tokens each request runs. It need not know *which* token was chosen: this token is
+# on the GPU already, and the next step reads it there. Only an end token is a surprise.
 # The picture has a plan of 3 ms and a forward of 7 ms (chosen, not measured). In the lower half plan 3 is
 # ready before the tokens of step 2 are known. (Only one plan is ahead at a time.) So a request whose end token comes in step 2 is still in plan 3.
 
@@ -524,7 +532,7 @@ overlap_picture(plan=3, forward=7, steps=4)
 #   use 5. Our `LLM` counts in the same way.
 
 # %% [markdown]
-# - **Watermark.** This is a part of the blocks that stays free when requests are admitted. vLLM's default is none, as here.
+# - **Watermark:** a part of the blocks that stays free when requests are admitted. vLLM's default is none, as here.
 # - **Connectors** (parts that bring keys and values from the computer's memory, or from another machine). We have none.
 # - **Speculative tokens.** For example a small model guesses several tokens, and the large one checks them in one forward. We have none.
 # - **Several samples.** Our samples of one prompt share all blocks, and copy one when they write to it. In vLLM
