@@ -1,7 +1,7 @@
 # %% [markdown]
 # # A3 · The same requests in vLLM
 #
-# This appendix comes after notebook 05, and takes 1½ to 2 hours. After section 3 is a good place for a pause.
+# This appendix comes after notebook 05, and takes about 1½ hours; a beginner needs 2. After section 3 is a good place for a pause.
 # vLLM is an engine that serves many users on many GPUs.
 # Here you see what it decided for some requests. The engine of these notebooks then decides for the same ones. You do
 # not need vLLM: its runs were recorded on a CPU, with vLLM 0.32.0 and the small model of these notebooks. The records
