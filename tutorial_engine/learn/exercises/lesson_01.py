@@ -436,13 +436,13 @@ PROJECT_CHANGES: Slips = {
     "with the last two axes swapped, [T, D, heads]; the numbers of a head are the last axis": (
         lambda x, q: x.mT
     ),
-    "cut into head_dim heads, [T, D, heads]; a head has head_dim numbers": (
+    "cut into `head_dim` heads, [T, D, heads]; a head has `head_dim` numbers": (
         lambda x, q: x.flatten(1).unflatten(-1, (x.shape[-1], -1))
     ),
     "as [heads, T, D], with numbers of several tokens in a head; only the last axis is cut": (
         lambda x, q: x.reshape(x.shape[1], -1, x.shape[-1])
     ),
-    "with every n-th number in a head; a head is head_dim numbers that lie side by side": (
+    "with every n-th number in a head; a head is `head_dim` numbers that lie side by side": (
         lambda x, q: x.flatten(1).unflatten(-1, (x.shape[-1], -1)).mT
     ),
     "in the right shape, but with numbers of several tokens in one; only the last axis is cut"

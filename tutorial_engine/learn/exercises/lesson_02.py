@@ -64,8 +64,8 @@ STATIC_SLIPS: Slips = slips_of(
         gives k and v of all slots; those behind the last token are not written yet
         ▸ self.k[layer, :end]
     [(self.k[layer, :end], self.v[layer, :end])] → [(self.k[layer, :end-1], self.v[layer, :end-1])]
-        leaves out the last token; of a text whose last token stands at position p there are p + 1
-        tokens ▸ int(batch.positions[-1]) + 1
+        leaves out the last token; up to position p there are p + 1 tokens
+        ▸ int(batch.positions[-1]) + 1
     [(self.k[layer, :end], self.v[layer, :end])] → [(k, v)]
         gives the new k and v alone; all tokens so far are asked for ▸ self.k[layer, :end]
     :end], self.v[layer, :end])] → :len(k)], self.v[layer, :len(k)])]
@@ -634,9 +634,10 @@ SLOT_SLIPS: Slips = slips_of(
     range(start, start + n) → [r * max_len] * n
         gives the first slot of the row for each new token; each token needs a slot of its own
     max_len + old → max_len + old + 1
-        gives slots that are one too far; a row's first free slot is behind its cached tokens
+        gives slots that are one too far; a row's first free slot is right behind its cached tokens
     max_len + old → max_len + old - 1
-        gives slots that are one too early; a row's first free slot is behind its cached tokens
+        gives slots that are one too early; a row's first free slot is right behind its cached
+        tokens
     r * max_len → r * 8
         lets each row have 8 slots; a row has `max_len` slots ▸ r * max_len
     start + n) → start + n + 1)
@@ -698,9 +699,11 @@ TOP_P_SLIPS: Slips = slips_of(
     - values < p → - values > p
         keeps a token where the sum before it is above p; a token stays where this sum is below p
     return keep → return probs > p
-        keeps each probability above p; what counts is the sum of all likelier ones
+        keeps each token whose own probability is above p; what counts is the sum of all likelier
+        ones
     return keep → return probs < p
-        keeps each probability below p; what counts is the sum of all likelier ones
+        keeps each token whose own probability is below p; what counts is the sum of all likelier
+        ones
     - values < p → <= p
         lets the token that crosses p go; it stays, because the sum before it is below p
     keep[order] → keep[:]
