@@ -324,7 +324,7 @@ EXERCISES: dict[str, Exercise] = {
             (lambda *given: 2 * RIGHT["layer"](*given), "q as expected; k as expected; v as"),
             (
                 layer_of(rope=lambda x, angles: RIGHT["rope"](x, -angles)),
-                "it calls your rope, which is not ✔ yet:\nyour rope: turned the wrong way",
+                "it calls your rope, which is not ✔ yet:\nyour rope: turns each pair the wrong",
             ),
             (
                 layer_of(rope=lambda x, angles: x @ x),
@@ -352,7 +352,7 @@ EXERCISES: dict[str, Exercise] = {
             (lambda x, w, angles, attend: attend(x, x, x, None), "has the mask already; it got 4"),
             (
                 layer_of(project=lambda *case: [RIGHT["project"](*case)[i] for i in (1, 0, 2)]),
-                "it calls your project, which is not ✔ yet:\nyour project: q and k swapped",
+                "it calls your project, which is not ✔ yet:\nyour project: gives q and k swapped",
             ),
             (
                 lambda x, w, a, attend: RIGHT["layer"](x, w, a, lambda q, k, v: attend(k, q, v)),
@@ -400,7 +400,7 @@ EXERCISES: dict[str, Exercise] = {
         ],
         c1.BYTES_SLIPS,
         [
-            (lambda c, size: kv_bytes(c, 4), "those of 4 bytes per number"),
+            (lambda c, size: kv_bytes(c, 4), "counts 4 bytes per number"),
             (lambda c, size: 17 * size, "config.head_dim             8"),
             (lambda c, size: kv_bytes(QWEN3_06B, size) // 7, "QWEN3_06B, not its argument"),
             (lambda c, size: c["head_dim"], "raised TypeError"),

@@ -554,7 +554,7 @@ EXERCISES: dict[str, Exercise] = {
                 "[0, 9, 10, 11, 12, 13] at positions [0, 1, 10, 11, 12, 13]",
             ),
             (drops_one_too_late, "A: tokens [0, 1, 3] at positions [0, 1, 2]"),
-            (lambda c, s, k, d: c.seq_ids, "nothing has changed in the cache"),
+            (lambda c, s, k, d: c.seq_ids, "changes nothing in the cache"),
             (lambda c, s, k, d: c.seq_add(k + d, -1, -d), "missing 1 required positional"),
         ],
     ),

@@ -70,25 +70,28 @@ ATTENTION_SLIPS: Slips = slips_of(
     _attention,
     """
     @ v →
-        the shares [q, kv] themselves, not yet multiplied by the values ▸ shares @ v
+        gives the shares [q, kv] themselves; the output is the shares times the values ▸ shares @ v
     / k.shape[-1] ** 0.5 →
-        scores that are not divided by √D ▸ k.shape[-1] ** 0.5
+        does not divide the scores by √D; a score is q · k / √D ▸ k.shape[-1] ** 0.5
     / k.shape[-1] ** 0.5 →
     shares @ v → shares / k.shape[-1] ** 0.5 @ v
-        shares that are divided by √D, in place of the scores
+        divides the shares by √D, and not the scores; the shares of a query must add up to 1
     masked_fill(~mask, -INF).softmax(dim=-1) → softmax(dim=-1) * mask
-        masked after the softmax, so that the shares of a query no longer add up to 1
+        sets the shares of forbidden keys to 0 after the softmax; the others must still add up to 1
     masked_fill(~mask, -INF).softmax → softmax
-        no mask at all: each query sees every key
+        lets each query see every key, as if there were no mask; a key counts only where `mask` is
+        True
     ~mask → mask
-        the mask turned round: a key counts where `mask` is False
+        lets a key count where `mask` is False; True means that the query may attend to the key
     scores.masked_fill(~mask, -INF) → (scores * mask).masked_fill(scores * mask == 0, -INF)
-        an allowed key whose score is 0 counts as forbidden ▸ scores.masked_fill(~mask, ...)
+        takes an allowed key whose score is 0 for a forbidden one; `mask` alone says which keys are
+        forbidden ▸ scores.masked_fill(~mask, ...)
     q @ k.T → q @ v.T
     shares @ v → shares @ k
-        keys and values swapped: scores from v, the output from k
+        makes the scores from v and the output from k; scores come from k, and the output comes from
+        v
     dim=-1 → dim=0
-        a softmax over the queries, not over the keys
+        takes the softmax over the queries; the shares of one query add up to 1 over the keys
     """,
 )
 
@@ -214,26 +217,28 @@ MASK_SLIPS: Slips = slips_of(
     _mask,
     """
     return (back >= 0) & (back < window) → return ~((back >= 0) & (back < window))
-        the mask turned round: True where a query may NOT attend
+        gives True where a query may NOT attend; True means that it may
     return (back >= 0) & (back < window) → return ((back >= 0) & (back < window)).T
-        rows and columns swapped: a row for each key, a column for each query
+        has a row for each key and a column for each query; a row is a query, and a column is a key
     query - key → key - query
-        it looks forward: each query sees itself and keys after it
+        lets a query see itself and keys after it; a token sees itself and tokens before it
     kv_len - q_len, kv_len) → q_len)
-        lined up at the upper left: the queries stand at the FIRST positions, not at the last
-        ▸ the first one stands at kv_len - q_len
+        puts the queries at the FIRST positions; they stand at the last `q_len` of the `kv_len`
+        positions ▸ the first one stands at kv_len - q_len
     kv_len - q_len, kv_len) → kv_len)
-        a row for each of the kv_len positions, not for the last q_len alone
+        has a row for each of the `kv_len` positions; only the last `q_len` of them have a query
     (back >= 0) & →
-        the window without the causal mask: a query sees all keys after it as well
+        lets a query see all keys after it as well; a token sees only itself and tokens before it
     & (back < window) →
-        the causal mask without the window: a query sees all keys before it
+        lets a query see all keys before it; a token sees only itself and the `window - 1` tokens
+        before it
     back >= 0 → back > 0
-        no query sees itself
+        lets no query see itself; a token sees itself and the `window - 1` tokens before it
     back < window → back <= window
-        one key too many: itself and `window` keys before it
+        lets a query see itself and `window` keys before it, one too many; the token itself counts,
+        too
     back < window → back < window - 1
-        one key too few: itself and window − 2 keys before it
+        lets a query see one key too few; a token sees itself and the `window - 1` tokens before it
     """,
 )
 
@@ -261,24 +266,27 @@ HEAD_SLIPS: Slips = slips_of(
     own.kv_head,
     """
     h // (num_heads // num_kv_heads) → h % num_kv_heads
-        h % num_kv_heads, so that neighbours read different K/V heads
+        gives h % num_kv_heads, so that neighbours read different heads; the query heads of a group
+        are neighbours
     (num_heads // num_kv_heads) → num_kv_heads
-        h divided by the number of K/V heads, not by the size of a group
+        gives h // num_kv_heads; what counts is how many query heads are in a group
         ▸ num_heads // num_kv_heads
     h // (num_heads // num_kv_heads) → num_heads // num_kv_heads
-        the size of a group, whatever h is
+        gives the size of a group, whatever `h` is; the K/V head that `h` reads is asked for
     h // (num_heads // num_kv_heads) → h
-        the query head itself
+        gives the query head itself; all query heads of a group read the same K/V head
     (num_heads // num_kv_heads) → (num_heads // num_kv_heads) + 1
-        smaller than it should be, as if a group had one head more
+        gives what would be right if a group had one head more; all groups together have `num_heads`
+        query heads
     h // (num_heads // num_kv_heads) → round(h / (num_heads // num_kv_heads))
-        h / group rounded to the nearest number, not rounded down
+        rounds h / group to the nearest number; all heads of a group get the same number, so it is
+        rounded down
     (num_heads // num_kv_heads) → 3
-        groups of 3 heads, whatever the numbers of heads are
+        takes groups of 3 heads, whatever the numbers of heads are; both numbers are arguments
     h // (num_heads // num_kv_heads) → h % (num_heads // num_kv_heads)
-        the place of h inside its group
+        gives the place of `h` inside its group; the number of the group is asked for
     h // (num_heads // num_kv_heads) → h - h % (num_heads // num_kv_heads)
-        the first query head of the group of h
+        gives the first query head of the group of `h`; the K/V head of the group is asked for
     """,
 )
 
@@ -332,44 +340,56 @@ ROPE_SLIPS: Slips = slips_of(
     _rope,
     """
     angles.cos()[:, None], angles.sin()[:, None] → angles[:, None], angles[:, None]
-        the angles themselves where their cosines and sines belong ▸ angles.cos() and angles.sin()
+        uses the angles themselves; a pair is turned by their cosines and sines
+        ▸ angles.cos() and angles.sin()
     angles.sin() → -angles.sin()
-        turned the wrong way round, by −φ
+        turns each pair the wrong way round, by −φ; a turned pair is (a cos φ − b sin φ, b cos φ + a
+        sin φ)
     x.chunk(2, dim=-1) → (x[..., 0::2], x[..., 1::2])
     cat((a, b), dim=-1) → stack((a, b), dim=-1).flatten(-2)
-        neighbours are paired, (0 1)(2 3), and not i with i + D/2
+        pairs neighbours, (0 1)(2 3); half-split pairs are i with i + D/2
     cat((a, b), dim=-1) → stack((a, b), dim=-1).flatten(-2)
-        pairs i and i + D/2 are turned, and the halves then joined in turns: a b a b
+        turns the right pairs, but joins the halves in turns, a b a b; all a come before all b
         ▸ torch.cat((a, b), dim=-1)
     x.chunk(2, dim=-1) → (x[..., 0::2], x[..., 1::2])
-        neighbours are turned as pairs, (0 1)(2 3), and then stand as halves
-        ▸ x.chunk(2, dim=-1)
+        turns neighbours as pairs, (0 1)(2 3), and gives them as halves; half-split pairs are i with
+        i + D/2 ▸ x.chunk(2, dim=-1)
     a * cos - b * sin, b * cos + a * sin → a * sin - b * cos, b * sin + a * cos
-        those with cos and sin swapped, a sin φ − b cos φ
+        gives a sin φ − b cos φ, with cos and sin swapped; a turned pair begins with a cos φ − b sin
+        φ
     return torch.cat((a, b), dim=-1) → return x
-        x itself, not turned
+        gives x itself; each pair is turned by its angle φ
     return torch.cat((a, b), dim=-1) → return a, b
-        the two halves, not joined to one tensor ▸ torch.cat((a, b), dim=-1)
+        gives the two halves; one tensor of the shape of `x` is asked for
+        ▸ torch.cat((a, b), dim=-1)
     (a, b), dim=-1 → (a, b)
-        the halves joined along the tokens ▸ torch.cat((a, b), dim=-1)
+        joins the halves along the tokens; both halves belong to the last axis
+        ▸ torch.cat((a, b), dim=-1)
     cat((a, b), dim=-1) → stack((a, b), dim=-1)
-        the halves stacked along a new last axis ▸ torch.cat((a, b), dim=-1)
+        stacks the halves along a new last axis; the result has the shape of `x`
+        ▸ torch.cat((a, b), dim=-1)
     b * cos + a * sin → b
-        right in the first half, b itself in the second
+        leaves the second half as it is, and the first half is right; the second is b cos φ + a sin
+        φ
     b * cos + a * sin → a * cos + b * sin
-        right in the first half, a cos φ + b sin φ in the second
+        gives a cos φ + b sin φ in the second half, and the first half is right; the second is b cos
+        φ + a sin φ
     b * cos + a * sin → a * sin - b * cos
-        right in the first half, a sin φ − b cos φ in the second
+        gives a sin φ − b cos φ in the second half, and the first half is right; the second is b cos
+        φ + a sin φ
     a, b = x → angles = angles.deg2rad(); a, b = x
-        turned by φ · π/180, as if the angles were degrees
+        turns by φ · π/180, as if the angles were degrees; `angles` are radians
     a, b = a * cos - b * sin, b → a = a * cos - b * sin; b = b
-        right in the first half, made with the NEW first half in the second ▸ a.clone()
+        makes the second half with the NEW first half; both halves are made from the old a and b
+        ▸ a.clone()
     (a, b) → (b, a)
-        the two halves in the other order
+        gives the two halves in the other order; the turned a are the first half
     - b * sin → + b * sin
-        a cos φ + b sin φ in the first half, right in the second
+        gives a cos φ + b sin φ in the first half, and the second half is right; the first is a cos
+        φ − b sin φ
     + a * sin → - a * sin
-        right in the first half, b cos φ − a sin φ in the second
+        gives b cos φ − a sin φ in the second half, and the first half is right; the second is b cos
+        φ + a sin φ
     """,
 )
 
@@ -407,24 +427,30 @@ def check_rope(function: Callable[[Tensor, Tensor], Tensor]) -> Verdict:
 
 # what q, k or v is → how it is made of the right one [T, heads, D], and of the right q
 PROJECT_CHANGES: Slips = {
-    "not split into heads: [T, heads · D]": lambda x, q: x.flatten(1),
-    "with the heads first: [heads, T, D]": lambda x, q: x.transpose(0, 1),
-    "with the last two axes swapped: [T, D, heads]": lambda x, q: x.mT,
-    "split into head_dim heads: [T, D, heads]": lambda x, q: x.flatten(1).unflatten(
-        -1, (x.shape[-1], -1)
+    "without heads, [T, heads · D]; the last axis is cut into heads: [T, heads, D]": (
+        lambda x, q: x.flatten(1)
     ),
-    "[heads, T, D], but with numbers of several tokens in one head": lambda x, q: x.reshape(
-        x.shape[1], -1, x.shape[-1]
+    "with the heads first, [heads, T, D]; the tokens are the first axis": (
+        lambda x, q: x.transpose(0, 1)
     ),
-    "split so that a head has every n-th number, not neighbours": lambda x, q: (
-        x.flatten(1).unflatten(-1, (x.shape[-1], -1)).mT
+    "with the last two axes swapped, [T, D, heads]; the numbers of a head are the last axis": (
+        lambda x, q: x.mT
     ),
-    "of the right shape, but the tokens are cut as well as the last axis"
+    "cut into `head_dim` heads, [T, D, heads]; a head has `head_dim` numbers": (
+        lambda x, q: x.flatten(1).unflatten(-1, (x.shape[-1], -1))
+    ),
+    "as [heads, T, D], with numbers of several tokens in a head; only the last axis is cut": (
+        lambda x, q: x.reshape(x.shape[1], -1, x.shape[-1])
+    ),
+    "with every n-th number in a head; a head is `head_dim` numbers that lie side by side": (
+        lambda x, q: x.flatten(1).unflatten(-1, (x.shape[-1], -1)).mT
+    ),
+    "in the right shape, but with numbers of several tokens in one; only the last axis is cut"
     f"{CODE}.unflatten(-1, (-1, head_dim))": lambda x, q: x.reshape(
         x.shape[1], -1, x.shape[-1]
     ).transpose(0, 1),
-    "repeated for each query head: as many heads as q": lambda x, q: x.repeat_interleave(
-        q.shape[1] // x.shape[1], dim=1
+    "once for each query head; the answer has the K/V heads alone, and attention shares them": (
+        lambda x, q: x.repeat_interleave(q.shape[1] // x.shape[1], dim=1)
     ),
 }
 
@@ -448,15 +474,19 @@ def _in_order(*order: int) -> Callable[..., list[Tensor]]:
 
 PROJECT_SLIPS: Slips = {
     **{
-        f"{which} {words}": _changed(which, change)
+        f"gives {which} {words}": _changed(which, change)
         for words, change in PROJECT_CHANGES.items()
         for which in ("q", "k", "v", "k and v", "q, k and v")
-        if "q" not in which or "repeated" not in words
+        if "q" not in which or "once for each" not in words
     },
-    "k and v swapped": _in_order(0, 2, 1),
-    "q and k swapped": _in_order(1, 0, 2),
-    "v is the same as k": _in_order(0, 1, 1),
-    "k is the same as v": _in_order(0, 2, 2),
+    "gives k and v swapped; k is made with `w_k`, v with `w_v`, and the order is q, k, v": (
+        _in_order(0, 2, 1)
+    ),
+    "gives q and k swapped; q is made with `w_q`, k with `w_k`, and the order is q, k, v": (
+        _in_order(1, 0, 2)
+    ),
+    "gives k in the place of v, too; v is made with `w_v`": _in_order(0, 1, 1),
+    "gives v in the place of k, too; k is made with `w_k`": _in_order(0, 2, 2),
 }
 
 # one token, two query heads and one K/V head of two numbers
@@ -525,101 +555,109 @@ LAYER_SLIPS: Slips = slips_of(
     _layer,
     """
     y = x + mixed → y = mixed
-        a layer without the first residual: x is not added to attention
+        goes on with attention's result alone; this result is added to `x` (the first residual)
     return y + out → return out
-        a layer without the second residual: the MLP's result alone
+        gives the MLP's result alone; this result is added to x + attention (the second residual)
     y = x + mixed → y = mixed
     return y + out → return out
-        a layer without both residuals: nothing is added to the stream
+        leaves out both residuals; attention's result and the MLP's result are added to the stream
     return y + out → return x + y + out
-        a layer where x is added twice
+        adds `x` twice; x + attention has it already
     y + out → x + out
-        x + MLP: attention is missing from the sum
+        gives x + MLP, without attention; the MLP's result is added to x + attention
     (y, → (x,
-        a layer whose MLP reads the norm of x, not that of x + attention
+        gives the MLP the norm of `x`; the MLP must read the norm of x + attention
     h = rms_norm(x, w.input_norm) → x = h = rms_norm(x, w.input_norm)
-        a layer where attention is added to the normed x
+        adds attention to the normed `x`; attention reads the norm, and is added to `x` itself
     h = rms_norm(y, w.mlp_norm) → y = h = rms_norm(y, w.mlp_norm)
-        a layer where the MLP is added to the normed sum
+        adds the MLP's result to the normed sum; the MLP reads the norm, and is added to the sum
+        itself
     h = rms_norm(x, w.input_norm) → x = h = rms_norm(x, w.input_norm)
     h = rms_norm(y, w.mlp_norm) → y = h = rms_norm(y, w.mlp_norm)
-        a layer where both residuals are added to normed vectors
+        adds both results to normed vectors; attention and MLP read a norm, and are added to the
+        stream itself
     h = rms_norm(x, w.input_norm) → h = x
     x + mixed → x + rms_norm(mixed, w.input_norm)
     h = rms_norm(y, w.mlp_norm) → h = y
     y + out → y + rms_norm(out, w.mlp_norm)
-        a layer with the norms after attention and after the MLP, not before
+        norms after attention and after the MLP; the norms come before them (pre-norm)
     h = rms_norm(x, w.input_norm) → h = x
     x + mixed → rms_norm(x + mixed, w.input_norm)
     h = rms_norm(y, w.mlp_norm) → h = y
     y + out → rms_norm(y + out, w.mlp_norm)
-        a layer with the norms after each sum (as in 2017), not before
+        norms after each sum, as in 2017; the norms come before attention and before the MLP
+        (pre-norm)
     h = rms_norm(x, w.input_norm) → h = x
-        a layer whose attention reads x itself, not normed ▸ rms_norm(x, w.input_norm)
+        gives attention `x` itself; q, k and v are made of the normed `x`
+        ▸ rms_norm(x, w.input_norm)
     h = rms_norm(y, w.mlp_norm) → h = y
-        a layer whose MLP reads the stream itself, not normed
+        gives the MLP the stream itself; the MLP reads its norm, with `w.mlp_norm`
     h = rms_norm(y, w.mlp_norm) →
-        a layer whose MLP reads the first norm, of x by w.input_norm
+        gives the MLP the first norm, of `x` with `w.input_norm`; the MLP reads the norm of x +
+        attention
     h = rms_norm(y, w.mlp_norm) → h = x
-        a layer whose MLP reads x itself
+        gives the MLP `x` itself; the MLP reads the norm of x + attention
     x, w.input_norm → x, w.mlp_norm
     y, w.mlp_norm → y, w.input_norm
-        a layer with w.input_norm and w.mlp_norm swapped
+        swaps `w.input_norm` and `w.mlp_norm`; the first belongs to attention, and the second to the
+        MLP
     w.mlp_norm → w.input_norm
-        a layer with w.input_norm in both norms
+        uses `w.input_norm` in both norms; the MLP has a norm of its own, `w.mlp_norm`
     q, k = rms_norm(q, w.q_norm), rms_norm(k, w.k_norm) →
-        a layer without q_norm and k_norm
+        leaves out `w.q_norm` and `w.k_norm`; each head of q and of k is normed before it is turned
     rms_norm(q, w.q_norm) → q
-        a layer without q_norm
+        leaves out `w.q_norm`; each head of q is normed before it is turned
     rms_norm(k, w.k_norm) → k
-        a layer without k_norm
+        leaves out `w.k_norm`; each head of k is normed before it is turned
     k, w.k_n → k, w.q_n
-        a layer where k is normed with w.q_norm
+        norms k with `w.q_norm`; k has a norm of its own, `w.k_norm`
     q, w.q_n → q, w.k_n
     k, w.k_n → k, w.q_n
-        a layer with w.q_norm and w.k_norm swapped
+        swaps `w.q_norm` and `w.k_norm`; `w.q_norm` belongs to q, and `w.k_norm` to k
     q, k = own.rope(q, angles), own.rope(k, angles) →
-        a layer without rope: q and k are not turned
+        turns neither q nor k; without rope attention does not see how far apart tokens stand
     own.rope(q, angles) → q
-        a layer where q is not turned
+        does not turn q; q and k are both turned, so that a score depends on how far apart they
+        stand
     own.rope(k, angles) → k
-        a layer where k is not turned
+        does not turn k; q and k are both turned, so that a score depends on how far apart they
+        stand
     attend(q, k, v) → attend(q, k, own.rope(v, angles))
-        a layer where v is turned as well
+        turns v as well; only q and k are turned, because the scores alone need the positions
     own.rope(q, angles), own.rope(k, angles) → q, k
     rms_norm(q, → rms_norm(own.rope(q, angles),
     rms_norm(k, → rms_norm(own.rope(k, angles),
-        a layer with rope before q_norm and k_norm, not after them
+        turns q and k before their norms; they are normed first, and then turned
     attend(q, k, v) → attend(q, k, rms_norm(v, w.k_norm))
-        a layer where v is normed as well, with w.k_norm
+        norms v as well, with `w.k_norm`; only q and k have a norm
     attend(q, k, v) → attend(q, v, k)
-        a layer where attention gets k and v swapped
+        gives attention k and v swapped; scores come from k, and the output comes from v
     w.k, w.v → w.v, w.k
-        a layer with w.k and w.v swapped
+        swaps `w.k` and `w.v`; k is made with `w.k`, and v with `w.v`
     attend(q, k, v) → (attend(q, k, v) / len(w.q_norm) ** 0.5)
-        a layer where the result of attention is divided by √D
+        divides attention's result by √D; only the scores are divided by √D
     .flatten(1) → .mT.flatten(1)
-        a layer where the heads are joined number by number, not head after head ▸ .flatten(1)
+        joins the heads number by number; the numbers of a head stay side by side ▸ .flatten(1)
     .flatten(1) → .transpose(0, 1).reshape(len(x), -1)
-        a layer where tokens are mixed when the heads are joined ▸ .flatten(1)
+        mixes tokens where the heads are joined; a token's heads are joined to one row ▸ .flatten(1)
     x + mixed → x
-        a layer without attention: only the MLP is there
+        leaves out attention, and only the MLP is there; attention's result is added to `x`
     y + out → y
-        a layer without the MLP: only attention is there
+        leaves out the MLP, and only attention is there; the MLP's result is added to x + attention
     gate, up = → up, gate =
-        a layer with gate and up swapped: silu of up ▸ silu(h @ w.gate.T)
+        takes silu of up, and not of gate; SwiGLU is silu(gate) · up ▸ silu(h @ w.gate.T)
     F.silu(gate) * up → F.silu(gate * up)
-        a layer with silu of gate · up, not of the gate alone ▸ silu(h @ w.gate.T)
+        takes silu of gate · up; SwiGLU is silu(gate) · up ▸ silu(h @ w.gate.T)
     F.silu(gate) → (F.silu(h) @ w.gate.T)
-        a layer with silu before w.gate, not after it ▸ silu(h @ w.gate.T)
+        takes silu before `w.gate`; SwiGLU takes it of what `w.gate` gives ▸ silu(h @ w.gate.T)
     F.silu(gate) * up → F.silu(gate) + up
-        a layer where silu(gate) and up are added, not multiplied
+        adds silu(gate) and up; SwiGLU multiplies them
     F.silu → F.gelu
-        a layer with gelu in the place of silu
+        has gelu in the place of silu; SwiGLU takes silu(g) = g · sigmoid(g)
     F.silu(gate) → gate
-        a layer without silu ▸ silu(h @ w.gate.T)
+        leaves out silu; SwiGLU is silu(gate) · up ▸ silu(h @ w.gate.T)
     F.silu → F.sigmoid
-        a layer with sigmoid(g) in the place of silu(g) = g · sigmoid(g)
+        has sigmoid(g) in the place of silu(g); silu(g) is g · sigmoid(g)
     """,
 )
 
@@ -811,30 +849,33 @@ ALL_HEADS_SLIPS: Slips = slips_of(
     _all_heads,
     """
     .masked_fill(~causal_mask(len(q), len(k)), -INF) →
-        a layer without a causal mask: queries see later tokens
+        lets queries see later tokens, as if there were no causal mask; a query sees itself and
+        earlier tokens
     ~causal → causal
-        a layer with the mask turned round: queries see later tokens alone
+        lets queries see later tokens alone; a query sees itself and earlier tokens
     -INF → 0.0
-        a layer where a forbidden key counts as one with the score 0
+        counts a forbidden key as one with the score 0; exp(0) is 1, and a forbidden key has the
+        share 0
     k.repeat_interleave(group, 1) → k.repeat(1, group, 1)
     v.repeat_interleave(group, 1) → v.repeat(1, group, 1)
-        a layer where query head h reads K/V head h % n ▸ repeat_interleave
+        lets query head h read K/V head h % n; the query heads of a group are neighbours
+        ▸ repeat_interleave
     k.repeat_interleave(group, 1) → k.repeat(1, group, 1)
-        a layer where query head h reads the K of K/V head h % n, and the right V
-        ▸ repeat_interleave
+        lets query head h read the K of K/V head h % n, and the right V; the heads of a group are
+        neighbours ▸ repeat_interleave
     v.repeat_interleave(group, 1) → v.repeat(1, group, 1)
-        a layer where query head h reads the V of K/V head h % n, and the right K
-        ▸ repeat_interleave
+        lets query head h read the V of K/V head h % n, and the right K; the heads of a group are
+        neighbours ▸ repeat_interleave
     / q.shape[-1] ** 0.5 →
-        a layer whose scores are not divided by √D
+        does not divide the scores by √D; a score is q · k / √D
     ** 0.5 →
-        a layer whose scores are divided by D, not by √D
+        divides the scores by D; a score is q · k / √D
     q.shape[-1] → len(q)
-        a layer whose scores are divided by √T, not by √D
+        divides the scores by √T; a score is q · k / √D, and D is the size of a head
     dim=-1 → dim=-2
-        a layer whose softmax runs over the queries, not over the keys
+        takes the softmax over the queries; the shares of one query add up to 1 over the keys
     dim=-1 → dim=0
-        a layer whose softmax runs over the heads, not over the keys
+        takes the softmax over the heads; the shares of one query add up to 1 over the keys
     """,
 )
 
@@ -908,28 +949,34 @@ SCORE_SLIPS: Slips = slips_of(
     _score,
     """
     .mean() → .sum()
-        the sum of the shares, not their mean
+        gives the sum of the shares; their mean is asked for
     .mean() → .mean() / 2
-        half the score
+        gives half the score; the mean is over the `period` queries of the second round
     shares[queries, keys] → shares[queries][:, keys]
-        the mean over all pairs of these queries and keys, not over one key for each query
+        gives the mean over all pairs of these queries and keys; each query has one right key
         ▸ shares[queries, keys] picks one share for each
     period + 1 → period
-        the mean share for the earlier place of the same token, not for the token after it
+        gives the mean share for the earlier place of the same token; the right place is the token
+        after it
     period + 1 → period - 1
-        the mean share for the token BEFORE the earlier place, not for the one after it
+        gives the mean share for the token BEFORE the earlier place; the right place is the token
+        after it
     queries - period + 1 → queries
-        the mean share that each token gives to itself
+        gives the mean share of each token for itself; the right place is the token after its
+        earlier place
     queries - period + 1 → queries - 1
-        the mean share that each token gives to the one before it
+        gives the mean share for the token just before; the right place is the one after the earlier
+        place
     shares[queries, keys] → shares[keys, queries]
-        the mean with rows and columns swapped: what the keys give to the queries
+        reads a row as a key and a column as a query; a row is a query, and a column is a key
     arange(period, → arange(period - 1,
-        the mean over one query too many: the last of the first round as well
+        counts one query too many, the last of the first round; the second round begins at position
+        `period`
     2 * period) → 2 * period - 1)
-        the mean without the last query, position 2·period − 1
+        leaves out the last query, position 2·period − 1; the second round has `period` queries
     shares[queries, keys] → shares[queries].amax(-1)
-        the mean of the largest share in each row, wherever that is
+        gives the mean of the largest share in each row; the right place is known, wherever the head
+        looks
     """,
 )
 
@@ -979,26 +1026,40 @@ def _kv_bytes(c: ModelConfig, itemsize: int) -> int:
 BYTES_SLIPS: Slips = {
     words: lambda c, size, times=times: _kv_bytes(c, size) * times(c, size)
     for words, times in {
-        "half of it, those of K or of V alone": lambda c, size: 1 / 2,
-        "those of one layer": lambda c, size: 1 / c.num_hidden_layers,
-        "those of as many K/V heads as query heads": lambda c, size: c.group_size,
-        "those of K or V alone, of as many heads as query heads": lambda c, size: c.group_size / 2,
-        "those of as many K/V heads as a group has query heads": lambda c, size: (
-            c.group_size / c.num_key_value_heads
+        "counts K or V alone; the cache keeps both": (lambda c, size: 1 / 2),
+        "counts one layer; each layer keeps keys and values of its own": (
+            lambda c, size: 1 / c.num_hidden_layers
         ),
-        "bits, not bytes": lambda c, size: 8,
-        "KiB, not bytes": lambda c, size: 2**-10,
-        "those of one K/V head": lambda c, size: 1 / c.num_key_value_heads,
-        "the right ones without the factor head_dim": lambda c, size: 1 / c.head_dim,
-        "those of hidden_size numbers in each layer, where K/V heads · head_dim belong": (
+        "counts as many K/V heads as query heads; there are `num_key_value_heads` of them": (
+            lambda c, size: c.group_size
+        ),
+        "counts K or V alone, of as many heads as query heads; K and V have `num_key_value_heads` "
+        "heads each": (lambda c, size: c.group_size / 2),
+        "counts as many K/V heads as a group has query heads; "
+        "there are `num_key_value_heads` of them": (
+            lambda c, size: c.group_size / c.num_key_value_heads
+        ),
+        "gives bits; bytes are asked for": (lambda c, size: 8),
+        "gives KiB; bytes are asked for": (lambda c, size: 2**-10),
+        "counts one K/V head; there are `num_key_value_heads` of them": (
+            lambda c, size: 1 / c.num_key_value_heads
+        ),
+        "counts one number for K of a head; it has `head_dim` numbers": (
+            lambda c, size: 1 / c.head_dim
+        ),
+        "counts `hidden_size` numbers for K of a layer; it has `num_key_value_heads · head_dim`": (
             lambda c, size: c.hidden_size / (c.num_key_value_heads * c.head_dim)
         ),
-        "those of heads of hidden_size / query heads numbers, not of head_dim": lambda c, size: (
-            c.hidden_size // c.num_attention_heads / c.head_dim
+        "takes `hidden_size` / query heads for the size of a head; a head has `head_dim` numbers": (
+            lambda c, size: c.hidden_size // c.num_attention_heads / c.head_dim
         ),
-        "those of 2 bytes per number, whatever itemsize is": lambda c, size: 2 / size,
-        "those of 4 bytes per number, whatever itemsize is": lambda c, size: 4 / size,
-        "the number of numbers, not of bytes": lambda c, size: 1 / size,
+        "counts 2 bytes per number, whatever `itemsize` is; a number takes `itemsize` bytes": (
+            lambda c, size: 2 / size
+        ),
+        "counts 4 bytes per number, whatever `itemsize` is; a number takes `itemsize` bytes": (
+            lambda c, size: 4 / size
+        ),
+        "gives how many numbers there are; each takes `itemsize` bytes": (lambda c, size: 1 / size),
     }.items()
 }
 

@@ -36,58 +36,66 @@ CACHE_SLIPS: Slips = slips_of(
     MyCache,
     """
     self.kv[layer] = k, v → pass
-        the new k and v alone
+        gives the new k and v alone; all tokens so far are asked for
     self.kv[layer] = k, v → self.kv.setdefault(layer, (k, v))
-        the first k and v, and the newest behind them; those between are lost
+        gives the first k and v with the newest behind them; those between belong there, too
         ▸ self.kv[layer] = (k, v)
     zip(self.kv[layer], → zip([self.kv[layer][0]] * 2,
-        v has the old k, and the new v behind it
+        gives a v that is the old k with the new v behind it; the new v belongs behind the old v
     (k, v), strict → (v, k), strict
-        k gets the new v, and v the new k
+        puts the new v behind the old k, and the new k behind the old v; k gets the new k, and v the
+        new v
     (k, v), strict → (k, torch.cat((self.kv[layer][0], k))), strict
-        v has the old v, and all of k behind it
+        puts all of k behind the old v; the new v alone belongs there
     if layer in → if (layer := 0) in
-        one k and one v for all layers
+        keeps one k and one v for all layers; each layer has its own
     pair) for → pair[::-1]) for
-        the new before the old
+        puts the new before the old; the tokens stand in the order of the text
     [(k, v)] → [(k, k)]
-        k in place of v
+        gives k in the place of v, too; the pair is (k, v)
     [(k, v)] → [(v, k)]
-        k and v swapped
+        gives k and v swapped; the pair is (k, v)
     """,
 )
 STATIC_SLIPS: Slips = slips_of(
     MyStaticCache,
     """
     [(self.k[layer, :end], self.v[layer, :end])] → [(self.k[layer], self.v[layer])]
-        k and v of all slots, the unwritten ones too ▸ self.k[layer, :end]
+        gives k and v of all slots; those behind the last token are not written yet
+        ▸ self.k[layer, :end]
     [(self.k[layer, :end], self.v[layer, :end])] → [(self.k[layer, :end-1], self.v[layer, :end-1])]
-        the last token is missing ▸ int(batch.positions[-1]) + 1
+        leaves out the last token; up to position p there are p + 1 tokens
+        ▸ int(batch.positions[-1]) + 1
     [(self.k[layer, :end], self.v[layer, :end])] → [(k, v)]
-        the new k and v alone ▸ self.k[layer, :end]
+        gives the new k and v alone; all tokens so far are asked for ▸ self.k[layer, :end]
     :end], self.v[layer, :end])] → :len(k)], self.v[layer, :len(k)])]
-        the first tokens of the text, as many as are new ▸ int(batch.positions[-1]) + 1
+        gives the first tokens of the text, as many as are new; all tokens so far are asked for
+        ▸ int(batch.positions[-1]) + 1
     [(self.k[layer, :end], self.v[layer, :end])] → [(self.k[layer, :end+1], self.v[layer, :end+1])]
-        one slot too many, while there is one ▸ int(batch.positions[-1]) + 1
+        gives one slot too many, while there is one; behind the last token nothing is written yet
+        ▸ int(batch.positions[-1]) + 1
     ] = k, v → ] = v, v
-        v in place of k
+        gives v in the place of k, too; the pair is (k, v)
     self.k[layer, start:end], self.v[layer, start:end] → self.k[layer, W], self.v[layer, W]
     self.k[layer, W], → W = batch.positions - 1; self.k[layer, W],
-        each token one slot too early ▸ self.k[layer, batch.positions] = k
+        writes each token one slot too early; the token at position p goes into slot p
+        ▸ self.k[layer, batch.positions] = k
     self.k[layer, start:end], self.v[layer, start:end] → self.k[layer, W], self.v[layer, W]
     self.k[layer, W], → W = slice(len(k)); self.k[layer, W],
-        the new tokens stand in slot 0 and behind it, over the old ones
-        ▸ self.k[layer, batch.positions] = k
+        writes the new tokens over the old ones, from slot 0 on; the token at position p goes into
+        slot p ▸ self.k[layer, batch.positions] = k
     start = int( → layer = 0; start = int(
-        one memory for all layers: each writes over the layer before it
+        has one memory for all layers, so each writes over the layer before it; each layer has its
+        own slots
     heads, dim = config → self.used = 0; heads, dim = config
     int(batch.positions[0]) → self.used
     end = start + len(k) → end = self.used = start + len(k)
-        each layer writes behind the layer before it ▸ self.k[layer, batch.positions] = k
+        writes each layer behind the layer before it; the token at position p has slot p in each
+        layer ▸ self.k[layer, batch.positions] = k
     start = int( → self.k, self.v = torch.zeros_like(self.k), torch.zeros_like(self.v); start = int(
-        every call loses what was written before it
+        loses in every call what was written before it; all tokens so far are asked for
     ] = k, v → ] = v, k
-        k and v swapped
+        gives k and v swapped; the pair is (k, v)
     """,
 )
 Calls = Sequence[tuple[int, int]]  # of `update`: the layer and how many new tokens
@@ -372,42 +380,43 @@ TRANSPLANT_SLIPS: Slips = slips_of(
     right_transplant,
     """
     k[slots] = donor_k[slots] → k[slots] = donor_v[slots]
-        K gets the donor's V
+        gives K the donor's V; K is copied to K, and V to V
     v[slots] = donor_v[slots] → v[slots] = donor_k[slots]
-        V gets the donor's K
+        gives V the donor's K; K is copied to K, and V to V
     k[slots] = donor_k[slots] → k[slots] = donor_v[slots]
     v[slots] = donor_v[slots] → v[slots] = donor_k[slots]
-        K gets the donor's V, and V the donor's K
+        gives K the donor's V, and V the donor's K; K is copied to K, and V to V
     k, v = memory → v, k = memory
     donor_k, donor_v = → donor_v, donor_k =
-        V is copied where "K" is asked, and K where "V" is
+        copies V where "K" is asked for, and K where "V" is; the pair is (k, v)
     if "K" in which → if True
     if "V" in which → if True
-        K and V are copied, whatever `which` is
+        copies K and V, whatever `which` is; "K" means K alone, and "V" means V alone
     "K" in which → which == "K"
     "V" in which → which == "V"
-        nothing is copied where `which` is "KV" ▸ "K" in which
+        copies nothing where `which` is "KV"; "KV" means both K and V ▸ "K" in which
     k[slots] = donor_k[slots] → k[:] = donor_k
     v[slots] = donor_v[slots] → v[:] = donor_v
-        all slots are copied ▸ k[slots] = ...
+        copies all slots; those that are not in `slots` stay as they are ▸ k[slots] = ...
     k[slots] = donor_k[slots] → k[slots[0]] = donor_k[slots[0]]
     v[slots] = donor_v[slots] → v[slots[0]] = donor_v[slots[0]]
-        only the first of the slots is copied
+        copies only the first of the slots; each slot in `slots` is copied
     k[slots] = donor_k[slots] → pass
     v[slots] = donor_v[slots] → pass
-        the memory never changes ▸ k[slots] = ...
+        returns a memory in which nothing has changed; its slots get the donor's numbers
+        ▸ k[slots] = ...
     k[slots] = donor_k[slots] → donor_k[slots] = k[slots]
     v[slots] = donor_v[slots] → donor_v[slots] = v[slots]
-        it copies from the memory into the donor
+        copies from the memory into the donor; the donor stays as it is, and `memory` changes
     k[slots] = donor_k[slots] → donor_k[slots] = k[slots]
     v[slots] = donor_v[slots] → donor_v[slots] = v[slots]
     return memory → return donor
-        the donor is changed and returned
+        changes the donor and returns it; the donor stays as it is, and `memory` changes
     return memory → return donor
-        the donor itself is returned
+        returns the donor itself; the changed `memory` is asked for
     k[slots] = donor_k[slots] → k[slots], donor_k[slots] = donor_k[slots], k[slots]
     v[slots] = donor_v[slots] → v[slots], donor_v[slots] = donor_v[slots], v[slots]
-        memory and donor swap
+        swaps the slots of memory and donor; the donor stays as it is
     """,
 )
 
@@ -487,29 +496,36 @@ RUN_SLIPS: Slips = slips_of(
     right_run,
     """
     [token_ids[num_computed:]], [num_computed] → [token_ids], [0]
-        all tokens run again ▸ token_ids[num_computed:]
+        runs all tokens again; k and v of the first `num_computed` tokens are in the cache already
+        ▸ token_ids[num_computed:]
     [token_ids[num_computed:]], [num_computed] → [token_ids[-1:]], [len(token_ids) - 1]
-        the last token runs alone ▸ token_ids[num_computed:]
+        runs the last token alone; none of the tokens from `num_computed` on is computed yet
+        ▸ token_ids[num_computed:]
     , [num_computed] →
-        the positions start at 0 again ▸ [num_computed]
+        lets the positions start at 0 again; the first new token stands at position `num_computed`
+        ▸ [num_computed]
     , [num_computed] → , [num_computed + 1]
-        the positions are one too late ▸ [num_computed]
+        runs the new tokens one position too late; the first one stands at position `num_computed`
+        ▸ [num_computed]
     (batch, attention) → (batch)
-        no token runs through the given attention ▸ model(batch, attention)
+        runs no token through the given attention; it holds the keys and values of the earlier
+        tokens ▸ model(batch, attention)
     [-1:])[0] → )
-        the logits of all new tokens ▸ hidden[-1:]
+        gives the logits of all new tokens; those of the last token alone are asked for
+        ▸ hidden[-1:]
     [-1:])[0] → )[0]
-        the logits of the first new token ▸ hidden[-1:]
+        gives the logits of the first new token; those of the last one are asked for ▸ hidden[-1:]
     [-1:])[0] → [-1:])
-        the right logits as a row of a matrix [1, V]; [V] is asked ▸ logits[0]
+        gives the right logits as a row of a matrix, [1, V]; [V] is asked for ▸ logits[0]
     model.compute_logits(model(batch, attention)[-1:])[0] → model(batch, attention)[-1]
-        the hidden state of the last token ▸ model.compute_logits(hidden)
+        gives the hidden state of the last token; its logits are asked for
+        ▸ model.compute_logits(hidden)
     [-1:])[0] → [-1:])[0].softmax(-1)
-        the softmax of the right logits
+        gives the softmax of the right logits; the logits themselves are asked for
     [-1:])[0] → [-1:])[0].log_softmax(-1)
-        the logarithm of the softmax of the right logits
+        gives the logarithm of the softmax of the right logits; the logits themselves are asked for
     [-1:])[0] → [-1:])[0].argmax()
-        the number of the likeliest token
+        gives the number of the likeliest token; the logits of all V tokens are asked for
     """,
 )
 
@@ -607,32 +623,38 @@ SLOT_SLIPS: Slips = slips_of(
     _slots,
     """
     max_len + old → max_len
-        each row begins at its first slot, over the cached tokens ▸ r * max_len + cached[r]
+        begins each row at its first slot; the cached tokens lie there, and must stay
+        ▸ r * max_len + cached[r]
     max_len + old → max_len
     start + n) → start + old + n)
-        the slots of the cached tokens, too
+        gives the slots of the cached tokens, too; the new tokens alone are written
     r * max_len + old → sum(cached[:r]) + sum(new[:r]) + old
-        the rows stand close together, with no free slots between them ▸ r * max_len
+        puts the rows close together, with no free slots between them; each row has `max_len` slots,
+        used or not ▸ r * max_len
     range(start, start + n) → [r * max_len] * n
-        the first slot of the row for each new token
+        gives the first slot of the row for each new token; each token needs a slot of its own
     max_len + old → max_len + old + 1
-        one slot too far
+        gives slots that are one too far; a row's first free slot is right behind its cached tokens
     max_len + old → max_len + old - 1
-        one slot too early
+        gives slots that are one too early; a row's first free slot is right behind its cached
+        tokens
     r * max_len → r * 8
-        rows of 8 slots, whatever max_len is ▸ r * max_len
+        lets each row have 8 slots; a row has `max_len` slots ▸ r * max_len
     start + n) → start + n + 1)
-        one slot too many for each row
+        gives one slot too many for each row; row r has `new[r]` new tokens
     r * max_len → (r + 1) * max_len
-        each row begins where the next one does ▸ r * max_len
+        begins each row where the next one does; rows count from 0, and row 0 begins at slot 0
+        ▸ r * max_len
     range(start, start + n) → range(start, r * max_len + n)
-        the slots from cached[r] up to new[r] of each row ▸ cached[r] + new[r]
+        gives the slots from `cached[r]` up to `new[r]` of each row; `new[r]` counts tokens, and is
+        no end ▸ cached[r] + new[r]
     start + n) → start + 1)
-        one slot for each row ▸ range(start, start + new[r])
+        gives one slot for each row; each of its `new[r]` tokens needs one
+        ▸ range(start, start + new[r])
     r * max_len + old → old
-        each row begins at slot 0 ▸ r * max_len
+        begins each row at slot 0; each row has `max_len` slots of its own ▸ r * max_len
     slots += range(start, start + n) → slots += range(start, start + n); break
-        only the slots of row 0
+        gives the slots of row 0 alone; those of all rows are asked for, row after row
     """,
 )
 
@@ -668,37 +690,44 @@ TOP_P_SLIPS: Slips = slips_of(
     _nucleus,
     """
     values, order = probs.sort(descending=True) → values, order = probs, torch.arange(len(probs))
-        summed up as they stand, not from the likeliest down ▸ probs.sort(descending=True)
+        sums the probabilities up as they stand; the sum begins with the likeliest token
+        ▸ probs.sort(descending=True)
     descending=True →
-        summed up from the unlikeliest up ▸ descending=True
+        sums up from the unlikeliest token; the sum begins with the likeliest ▸ descending=True
     return keep → return ~keep
-        turned round: True for the tokens that go
+        gives True for the tokens that go; True means that a token is kept
     - values < p → - values > p
-        a token stays where the sum before it is above p
+        keeps a token where the sum before it is above p; a token stays where this sum is below p
     return keep → return probs > p
-        each probability is compared with p alone: those above p stay
+        keeps each token whose own probability is above p; what counts is the sum of all likelier
+        ones
     return keep → return probs < p
-        each probability is compared with p alone: those below p stay
+        keeps each token whose own probability is below p; what counts is the sum of all likelier
+        ones
     - values < p → <= p
-        the token that crosses p goes
+        lets the token that crosses p go; it stays, because the sum before it is below p
     keep[order] → keep[:]
-        the answer for the sorted tokens, not for those of probs ▸ keep[order] = ...
+        gives the answer for the sorted tokens; each entry belongs to the token at its place in
+        `probs` ▸ keep[order] = ...
     keep[order] = values.cumsum(-1) - values < p → keep = (values.cumsum(-1) - values < p)[order]
-        the answer for the sorted tokens, sorted once more ▸ keep[order] = ...
+        gives the answer for the sorted tokens, sorted once more; each entry belongs to its place in
+        `probs` ▸ keep[order] = ...
     probs.sort → probs.softmax(-1).sort
-        kept by a softmax of probs, not by probs
+        takes a softmax of `probs`; they are probabilities already
     < p → < 1 - p
-        kept up to 1 − p, not up to p
+        keeps tokens up to 1 − p; p says how much is kept, and not how much goes
     return keep → return probs >= p * probs.max()
-        kept is what has p times the largest probability: the rule of min_p
+        keeps what has p times the largest probability; that is the rule of min_p, and top-p looks
+        at sums
     return keep → return order[values.cumsum(-1) - values < p]
-        the numbers of the kept tokens, from the likeliest down ▸ keep[order] = ...
+        gives the numbers of the kept tokens, from the likeliest down; True or False for each token
+        is asked for ▸ keep[order] = ...
     < p → <= p
-        a token stays where the sum before it is p
+        keeps a token where the sum before it is p; a token stays only where this sum is below p
     return keep → return probs * keep
-        the probabilities themselves, 0 for those that go
+        gives the probabilities, with 0 for those that go; True or False for each token is asked for
     return keep → return keep.nonzero().flatten()
-        the numbers of the kept tokens
+        gives the numbers of the kept tokens; True or False for each token is asked for
         ▸ keep = torch.zeros_like(probs, dtype=torch.bool); keep[these] = True
     """,
 )
@@ -741,32 +770,33 @@ REASON_SLIPS: Slips = slips_of(
     right_reason,
     """
     len(new_ids) → len(text)
-        the characters of the text are counted, not the tokens ▸ len(new_ids)
+        counts the characters of the text; `max_tokens` is a number of tokens ▸ len(new_ids)
     >= max_tokens → > max_tokens
-        "length" comes one token too late
+        says "length" one token too late; with `max_tokens` new tokens the request ends
     >= max_tokens → >= max_tokens - 1
-        "length" comes one token too early
+        says "length" one token too early; a request may have `max_tokens` new tokens
     else None → else "length"
-        "length" where it goes on
+        says "length" where the request goes on; None means that it goes on
     if new_ids → if len(new_ids) < max_tokens and (new_ids
     for one in stop): → for one in stop)):
-        "length" where both are true
+        says "length" where both are true; then "stop" wins
     new_ids[-1] in eos_ids or →
-        no end-of-text token ever counts
+        takes no end-of-text token for an end; the request ends when its newest token is one
     new_ids[-1] in eos_ids → any(i in eos_ids for i in new_ids)
-        an end-of-text token counts wherever it stands ▸ new_ids[-1]
+        counts an end-of-text token wherever it stands; the newest token alone decides ▸ new_ids[-1]
     new_ids[-1] in eos_ids → new_ids[-1] == eos_ids[0]
-        only the first of eos_ids counts
+        counts only the first of `eos_ids`; each of them ends a text
     any(one in text for one in stop) → False
-        no stop string ever counts
+        takes no stop string for an end; the request ends when its text contains one
     any(one in text for one in stop) → stop and stop[0] in text
-        only the first stop string counts
+        counts only the first stop string; each of them ends a text
     any(one in text for one in stop) → text.endswith(tuple(stop))
-        a stop string counts only at the end of the text ▸ one in text
+        counts a stop string only at the end of the text; a token may go on behind it ▸ one in text
     one in text for → text.find(one) > 0 for
-        a stop string does not count at the beginning of the text ▸ one in text
+        does not count a stop string at the beginning of the text; it counts wherever it stands
+        ▸ one in text
     one in text for → one.lower() in text.lower() for
-        large and small letters count as the same
+        takes large and small letters for the same; in a stop string they differ
     """,
 )
 TEXT, TWO, EOS_IDS = "Anna had a coat", [5, 6], (0, 3)
@@ -846,52 +876,55 @@ FLOOR_SLIPS: Slips = slips_of(
     """
     / peak, (4 → / peak + (4
     max( → (
-        the sum of both times, as if one began when the other ends
+        gives the sum of both times; in the best case both go on at once, and the longer one decides
     (4 * num_weights + kv_bytes) / → 4 * num_weights / bandwidth, kv_bytes /
-        the largest of three times: the bytes of weights and cache are not added up
+        takes weights and cache for two times; their bytes go through the same memory, and add up
     (4 * num_weights + kv_bytes) / → (4 * (num_weights + num_tokens) + kv_bytes) /
-        4 bytes more for each token
+        counts 4 bytes more for each token; the bytes are those of the weights and of the cache
+        alone
     max( → min(
-        the shorter of the two times
+        gives the shorter of the two times; the forward is done when the longer one is over
     / peak →
     / bandwidth →
-        FLOPs and bytes themselves, not divided by peak and bandwidth
+        compares FLOPs with bytes; a time is FLOPs / peak, or bytes / bandwidth
     / peak → * peak
     / bandwidth → * bandwidth
-        FLOPs times peak, and bytes times bandwidth
+        multiplies by peak and bandwidth; both are rates, and a time is an amount divided by its
+        rate
     / peak → / (bandwidth)
     / bandwidth → / peak
-        FLOPs / bandwidth, and bytes / peak
+        gives FLOPs / bandwidth and bytes / peak; `peak` is FLOPs per second, and `bandwidth` bytes
+        per second
     2 * num_weights * num_tokens / peak → peak / (2 * num_weights * num_tokens)
     (4 * num_weights + kv_bytes) / bandwidth → bandwidth / (4 * num_weights + kv_bytes)
-        peak / FLOPs, and bandwidth / bytes
+        gives peak / FLOPs and bandwidth / bytes; a time is an amount divided by its rate
     / peak → // peak
     / band → // band
-        whole seconds only
+        gives whole seconds only; a time may have a fraction
     max( → 1e3 * max(
-        milliseconds
+        gives milliseconds; seconds are asked for
     max( → 1e6 * max(
-        microseconds
+        gives microseconds; seconds are asked for
     2 * num → num
-        one FLOP for each weight and token
+        counts one FLOP for each weight and token; there are two, a product and a sum
     2 * num → 4 * num
-        four FLOPs for each weight and token
+        counts four FLOPs for each weight and token; there are two, a product and a sum
     2 * num_weights * num_tokens → 2 * num_weights
-        the FLOPs of one token
+        counts the FLOPs of one token; each of the `num_tokens` tokens needs them
     4 * num → 2 * num
-        2 bytes for each weight, as in 16 bits
+        counts 2 bytes for each weight, as in 16 bits; a weight in fp32 has 4
     4 * num_weights → num_weights
-        one byte for each weight
+        counts one byte for each weight; a weight in fp32 has 4
     (4 * num_weights + kv_bytes) → ((4 * num_weights + kv_bytes) * num_tokens)
-        all bytes again for each token
+        counts all bytes again for each token; a forward moves them once for all its tokens
     4 * num_weights → 4 * num_weights * num_tokens
-        the weights are read again for each token
+        counts the weights again for each token; a forward reads each weight once for all its tokens
     + kv_bytes → + 4 * kv_bytes
-        4 bytes for each of the kv_bytes
+        counts 4 bytes for each of the `kv_bytes`; they are bytes already
     + kv_bytes → + 2 * kv_bytes
-        the kv_bytes twice
+        counts the `kv_bytes` twice; they are bytes of K and of V already
     + kv_bytes →
-        the kv_bytes are missing
+        leaves out the `kv_bytes`; they go through the same memory as the weights
     """,
 )
 

@@ -68,40 +68,42 @@ SHARE_SLIPS: Slips = slips_of(
     right_share,
     """
     min( → max(
-        the larger of the two limits, not the smaller
+        gives the larger of the two limits; both limits hold, so the smaller one counts
     min(num_tokens - num_computed_tokens, budget_left) → num_tokens - num_computed_tokens
-        all that the request has left to run, also where the budget has less
+        gives all that the request has left to run; it cannot run more than the budget has left
     min(num_tokens - num_computed_tokens, budget_left) → budget_left
-        all that the budget has left, also where the request has less to run
+        gives all that the budget has left; a request cannot run more than it has left
     num_tokens - num_computed_tokens → num_tokens
-        as if none of its tokens were computed yet
+        acts as if none of its tokens were computed yet; computed tokens do not run again
     num_tokens - num_computed_tokens, budget_left) → num_tokens, budget_left) - num_computed_tokens
-        the known tokens, as far as the budget goes, and what is computed subtracted from that
+        subtracts what is computed from what fits into the budget; the budget limits what is left to
+        run
     num_tokens - num_computed_tokens, budget_left) → num_tokens, budget_left - num_computed_tokens)
-        what is computed is subtracted from the budget, not from the known tokens
+        subtracts what is computed from the budget; computed tokens take nothing from this step's
+        budget
     num_tokens - num_computed_tokens → num_computed_tokens
-        as if the computed tokens were to run, and not the others
+        takes the computed tokens for those that are left; the tokens that are not computed are left
     return min( → return (
     , budget_left) → - budget_left)
-        the difference of the two limits, not the smaller one
+        gives the difference of the two limits; the smaller limit counts
     return min( → return max(0, budget_left - (
     , budget_left) → ))
-        what the request leaves of the budget, not what it runs
+        gives what the request leaves of the budget; what it runs is asked for
     num_tokens - num_computed_tokens → num_computed_tokens - num_tokens
-        computed − known, not known − computed
+        subtracts the known tokens from the computed ones; known − computed are left to run
     min(num_tokens - num_computed_tokens → 1 if num_computed_tokens else min(num_tokens
-        1 token as soon as some are computed, also with a budget that is used up
+        runs 1 token as soon as some are computed, also with a budget of 0; both limits always hold
     min(num_tokens - num_computed_tokens, budget_left) → 1 if num_computed_tokens else num_tokens
-        1 token as soon as some are computed, and before that all of them, whatever the budget is
+        runs 1 token as soon as some are computed, and all of them before; both limits always hold
     num_tokens - num_computed_tokens → 1 if num_computed_tokens else num_tokens
-        1 token as soon as some are computed, also of a prompt that is half read
+        runs 1 token as soon as some are computed; a prompt that is half read has more left to run
     """,
 ) | {
-    "never less than 1 token, also with a budget that is used up": lambda *case: max(
-        1, right_share(*case)
+    "runs 1 token also with a budget of 0; a budget that is used up has no token left": (
+        lambda *case: max(1, right_share(*case))
     ),
-    "nothing, where the budget has less left than the request has to run": lambda n, done, left: (
-        n - done if n - done <= left else 0
+    "runs nothing where the budget is too small for all that is left; a prompt may run in chunks": (
+        lambda n, done, left: n - done if n - done <= left else 0
     ),
 }
 
@@ -142,24 +144,24 @@ PLAN_SLIPS: Slips = slips_of(
     right_plan,
     """
     in [*running → in [*((name, 1) for name, _ in running)
-        those who run get 1 token each, also where they have more left
+        gives those who run 1 token each; a prompt that is half read goes on with as many as fit
     in [*running → in sorted([*running
     len(running))]]: → len(running))]], key=lambda one: one[1]):
-        who has fewer tokens left goes first, not who comes first in the lists
+        lets those with fewer tokens left go first; the order is that of the lists
     budget -= shares[name] →
-        each gets as many tokens as if the budget were for it alone
+        gives each as many tokens as if the budget were for it alone; all requests share the budget
     budget -= shares[name] → budget -= left
-        what a request has left is subtracted from the budget, not what it runs
+        takes from the budget what a request has left; only what it runs is gone
     if budget: → if left <= budget:
-        who does not fit into the budget as a whole gets nothing
+        gives nothing to those who do not fit as a whole; a part of a prompt may run, too
     if budget: → if True:
-        a request that runs nothing is in the plan, with 0 tokens
+        puts those who run nothing into the plan, with 0 tokens; the plan has only those who run
     [: max(0, max_num_seqs - len(running))] →
-        all who wait may run, whatever max_num_seqs is
+        lets all who wait run; no more than `max_num_seqs` requests have a place
     max(0, max_num_seqs - len(running)) → max_num_seqs
-        max_num_seqs of those who wait may run, as if those who run had no places
+        lets `max_num_seqs` of those who wait run; those who run have places, too
     """,
-) | {"those who wait go before those who run": waiting_first}
+) | {"lets those who wait go first; those who run come first, and keep their places": waiting_first}
 
 
 def check_plan(function: Callable[[Work, Work, int, int], Mapping[str, int]]) -> Verdict:
@@ -256,31 +258,32 @@ METRIC_SLIPS: Slips = slips_of(
     _metrics,
     """
     return ttft, tpot → return tpot, ttft
-        TPOT first, and then TTFT
+        gives TPOT first, and TTFT second; TTFT comes first
     return ttft, tpot → return 1000 * ttft, 1000 * tpot
-        milliseconds, not seconds
+        gives milliseconds; seconds are asked for
     times[0] - arrival → times[0]
-        TTFT from the time 0 on, not from the arrival
+        counts TTFT from the time 0 on; it begins with the arrival
     / len(gaps) → / len(times)
-        TPOT divided by the n tokens, not by the n − 1 gaps
+        divides by the n tokens for TPOT; n tokens have n − 1 gaps between them
     sum(gaps) / len(gaps) → (times[-1] - arrival) / len(times)
-        TPOT from the arrival on, not from the first token, and divided by the n tokens
+        counts TPOT from the arrival on, and divides by n; TPOT is the mean of the n − 1 gaps
+        between tokens
     sum(gaps) / len(gaps) → (times[-1] - arrival) / len(gaps)
-        TPOT from the arrival on, not from the first token
+        counts TPOT from the arrival on; the time up to the first token belongs to TTFT
     sum(gaps) / len(gaps) → sorted(gaps)[len(gaps) // 2]
-        the median of the gaps, not their mean
+        gives the median of the gaps as TPOT; TPOT is their mean, so a long gap counts in full
     sum(gaps) / len(gaps) → max(gaps)
-        the largest gap, not the mean of all
+        gives the largest gap as TPOT; TPOT is the mean of all gaps
     sum(gaps) / len(gaps) → min(gaps)
-        the smallest gap, not the mean of all
+        gives the smallest gap as TPOT; TPOT is the mean of all gaps
     sum(gaps) / len(gaps) → gaps[0]
-        the first gap, not the mean of all
+        gives the first gap as TPOT; TPOT is the mean of all gaps
     sum(gaps) / len(gaps) → gaps[-1]
-        the last gap, not the mean of all
+        gives the last gap as TPOT; TPOT is the mean of all gaps
     / len(gaps) →
-        the time of all gaps together, not of one
+        gives the time of all gaps together as TPOT; TPOT is the mean time of one gap
     sum(gaps) / len(gaps) → len(gaps) / sum(gaps)
-        tokens per second, not seconds per token
+        gives tokens per second as TPOT; TPOT is seconds per token
     """,
 )
 
@@ -484,16 +487,16 @@ def _check_policy(
 
 
 SHORTEST_SLIPS: Mapping[str, Any] = {
-    "first come, first served": Scheduler,
+    "goes by arrival; of those who wait, the shortest prompt is next": Scheduler,
     **slips_of(
         ShortestFirst,
         """
     min( → max(
-        the longest prompt first
+        admits the longest prompt first; the shortest prompt is next
     request.num_prompt_tokens) → -request.arrival)
-        who came last goes first, however long the prompts are
+        admits who came last, however long the prompts are; the shortest prompt is next
     request.num_prompt_tokens) → (request.num_prompt_tokens, -request.arrival))
-        of equally short ones who came last goes first
+        admits who came last of equally short ones; the first to arrive is next
     """,
     ),
 }
@@ -509,31 +512,40 @@ def check_shortest(policy: type[Scheduler]) -> Verdict:
 
 
 FAIR_SLIPS: Mapping[str, Any] = {
-    "always the shortest prompt first, however long somebody has waited": ShortestFirst,
-    "first come, first served, also while nobody has waited for self.patience": Scheduler,
+    "always admits the shortest prompt; who waited for `self.patience` goes before all others": (
+        ShortestFirst
+    ),
+    "always goes by arrival; until somebody has waited for `self.patience`, the shortest is next": (
+        Scheduler
+    ),
     **slips_of(
         Fair,
         """
     request.arrival) → request.num_prompt_tokens)
-        of those who have waited for so long the shortest goes first, not who came first
+        admits the shortest of those who have waited for so long; the first of them to arrive is
+        next
     min(late, key=lambda request: request.arrival) → max(late, key=lambda r: r.num_prompt_tokens)
-        of those who have waited for so long the longest goes first, not who came first
+        admits the longest of those who have waited for so long; the first of them to arrive is next
     min(late, → max(late,
-        of those who have waited for so long who came last goes first
+        admits the last of those who have waited for so long; the first of them to arrive is next
     super().next_waiting() → min(self.waiting, key=lambda r: (r.num_prompt_tokens, -r.arrival))
-        of equally short ones who came last goes first
+        admits who came last of equally short ones; the first to arrive is next
     self.now() - request.arrival >= → self.now() >=
-        all go by arrival as soon as self.now() is self.patience, however long they have waited
+        goes by arrival as soon as self.now() is `self.patience`; what counts is how long a request
+        has waited
     self.now() - request.arrival >= → request.arrival >=
-        who ARRIVED at self.patience or later goes first, not who has waited for so long
+        puts those first who ARRIVED at `self.patience` or later; what counts is how long one has
+        waited
     >= self.patience → >= Fair.patience
-        the same as with a patience of 0.1, whatever self.patience is
+        acts as with a patience of 0.1; the limit is `self.patience`, whatever its value is
     >= self.patience → <= self.patience
-        who has waited for self.patience or LESS goes first
+        puts those first who have waited for `self.patience` or LESS; those who have waited for at
+        least so long go first
     >= self.patience → < self.patience
-        who has waited for LESS than self.patience goes first
+        puts those first who have waited for LESS than `self.patience`; who has waited for at least
+        so long goes first
     >= self.patience → > self.patience
-        who has waited for exactly self.patience does not go first
+        does not put those first who have waited for exactly `self.patience`; this is long enough
     """,
     ),
 }

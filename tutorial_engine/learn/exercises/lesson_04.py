@@ -43,30 +43,32 @@ BUDGET_SLIPS: Slips = slips_of(
     right_num_blocks,
     """
     * num_layers →
-        as if one layer alone had K and V: num_layers does not count
+        counts one layer alone; each layer has K and V of its own
     2 * →
-        as if a block had K alone: half its bytes
+        counts K alone, half the bytes of a block; V needs as many
     * block_size →
-        the tokens that fit, not the blocks: block_size does not count
+        gives the tokens that fit; the blocks are asked for, and a block has `block_size` tokens
     * itemsize →
-        as if a number took one byte: itemsize does not count
+        counts one byte for a number; a number takes `itemsize` bytes
     * itemsize → * 8 * itemsize
-        as if a number took 8 times itemsize bytes
+        counts 8 times `itemsize` bytes for a number; `itemsize` is in bytes already
     * num_kv_heads →
-        as if there were one head of K and V: num_kv_heads does not count
+        counts one head of K and V; there are `num_kv_heads` heads
     * head_dim →
-        as if K of a head were one number: head_dim does not count
+        counts one number for K of a head; K of a head has `head_dim` numbers
     * block_size) → ) * block_size
-        the tokens that fit, times block_size ▸ budget_bytes // (the bytes of a block)
+        gives the tokens that fit, times `block_size`; a block takes the bytes of `block_size`
+        tokens ▸ budget_bytes // (the bytes of a block)
     (2 * num_layers → 2 * num_layers
     * block_size) → * block_size
-        half the budget, times all the sizes ▸ budget_bytes // (the bytes of a block)
+        gives half the budget, times all the sizes; the more bytes a block takes, the fewer blocks
+        fit ▸ budget_bytes // (the bytes of a block)
     budget_bytes // → -(-budget_bytes //
     * block_size) → * block_size))
-        a part of a block counts as a block: rounded up
+        rounds up, and counts a part of a block as a block; a part of a block is no block
     budget_bytes // → round(budget_bytes /
     * block_size) → * block_size))
-        half a block and more counts as a block: rounded to the nearest
+        rounds to the nearest, and counts half a block as a block; a part of a block is no block
     """,
 )
 
@@ -113,17 +115,18 @@ SLOTS_SLIPS: Slips = slips_of(
     right_slots,
     """
     block_table[p // block_size] * block_size + p % block_size → p
-        the positions themselves, as if logical block i were block i
+        gives the positions themselves, as if logical block i were block i; `block_table` says which
+        block it is
     return [ → block_size = 4; return [
-        as if every block had 4 slots: block_size does not count
+        counts 4 slots in every block; a block has `block_size` slots
     + p % block_size →
-        all tokens of a block have its first slot
+        gives all tokens of a block its first slot; each token has its own offset in the block
     * block_size + p → + p
-        as if block b began at slot b
+        lets block b begin at slot b; the b blocks before it have `block_size` slots each
     range(num_tokens) → range(len(block_table) * block_size)
-        slots for the whole table, not for num_tokens
+        gives slots for the whole table; only the positions 0 to `num_tokens - 1` have a token
     range(num_tokens) → range(-(-num_tokens // block_size) * block_size)
-        the last block has all its slots, also those after num_tokens
+        gives all slots of the last block; only the positions 0 to `num_tokens - 1` have a token
     """,
 )
 
@@ -171,37 +174,41 @@ ALLOCATE_SLIPS: Slips = {
         right_allocate,
         """
     pos // block_size == len(block_table) → pos % block_size == 0
-        a block is taken wherever a block begins, also if the table has it already
+        takes a block wherever a block begins; the table may have this block already
     pos // block_size == len(block_table) → pos // block_size not in block_table
-        a block is taken unless the number pos // block_size stands in block_table
+        takes a block unless pos // block_size stands in `block_table`; the entries are physical
+        blocks
     pos // block_size == len(block_table) → (pos + 1) // block_size >= len(block_table)
-        a block is taken one position early, at the last position of a block
+        takes a block at the last position of a block; the next block is needed one position later
     pos // block_size == len(block_table) → True
-        a block is taken for every position
+        takes a block for every position; a position may lie in a block that the table has
     free_blocks.pop(0) → free_blocks.pop()
-        the last of free_blocks is taken
+        takes the last of `free_blocks`; the first one is next
     free_blocks.pop(0) → free_blocks.pop(free_blocks.index(min(free_blocks)))
-        the smallest of free_blocks is taken, not the first
+        takes the smallest of `free_blocks`; the first one is next, whatever its number is
     free_blocks.pop(0) → free_blocks[0]
-        the block that was taken is still in free_blocks ▸ free_blocks.pop(0)
+        leaves the block that it took in `free_blocks`; another request would get it, too
+        ▸ free_blocks.pop(0)
     block_table.append(free_blocks.pop(0)) → block_table.insert(0, free_blocks.pop(0))
-        the new block stands first in the table, not last
+        puts the new block first in the table; the blocks stand in the order of the text
     block_table.append(free_blocks.pop(0)) → block_table = [*block_table, free_blocks.pop(0)]
-        the right slot, but the block is in no table: block_table itself is as before
+        gives the right slot, but does not change `block_table` itself; the block is in no table
+        then
     * block_size + pos % block_size →
-        the number of the block, not of a slot
+        gives the number of the block; a slot in this block is asked for
     + pos % block_size →
-        the first slot of the block, whichever position it is
+        gives the first slot of the block; position `pos` has an offset in the block
     * block_size + pos % block_size → + pos % block_size
-        as if block b began at slot b
+        lets block b begin at slot b; the b blocks before it have `block_size` slots each
     pos // block_size == len(block_table) → pos % block_size == 0
     block_table[pos // block_size] → block_table[-1]
-        a block is taken wherever a block begins, and the slot lies in the last block of the table
+        takes a block wherever a block begins, and gives a slot of the last; a table may have more
+        than it needs
     block_table[pos // block_size] → block_table[-1]
-        the slot lies in the last block of the table, also if pos does not
+        gives a slot in the last block of the table; `pos` may lie in an earlier block
     """,
     ),
-    "None wherever no block is free, also if none is needed": (
+    "gives None wherever no block is free; a position in a block of the table needs none": (
         lambda table, free, *where: right_allocate(table, free, *where) if free else None
     ),
 }
@@ -244,29 +251,31 @@ VISIBLE_SLIPS: Slips = slips_of(
     right_visible,
     """
     p <= pos → p < pos
-        the query does not see its own position
+        hides the query's own position; a query sees the positions up to `pos`, `pos` included
     seq_id in own and →
-        cells of other sequences are seen, too: the owners do not count
+        shows cells of other sequences, too; `seq_id` must be one of a cell's owners
     p <= pos → i <= pos
-        the cells up to number pos are seen, whichever position is in them
+        shows the cells up to number `pos`; the position in a cell counts, and cells lie in any
+        order
     and p <= pos →
-        what comes after pos is seen, too
+        shows what comes after `pos`, too; a query sees the positions up to `pos`
     p is not None → p
-        position 0 is never seen ▸ p is not None
+        never shows position 0; position 0 is a position like all others, and an empty cell has None
+        ▸ p is not None
     seq_id in own and p <= pos → (seq_id in own or p <= pos)
-        a cell is seen if its owner or its position is right, not only if both are
+        shows a cell if its owner or its position is right; both must be right
     seq_id in own → own == {seq_id}
-        a cell of several owners is seen by none of them
+        hides a cell of several owners from all of them; it is enough that `seq_id` is one of them
     seq_id in own → own == seq_id
-        nothing is ever seen
+        never shows a cell; a query sees the cells of its sequence up to position `pos`
     p <= pos] → p <= pos][:1]
-        only the first of the cells is seen
+        shows only the first of the cells; all cells that the query may see are asked for
     enumerate(cells) → enumerate(cells[: ([p for p, _ in cells] + [None]).index(None)])
-        nothing behind an empty cell is seen
+        shows nothing behind an empty cell; cells lie in any order, and later ones may be seen
     p <= pos → p >= pos
-        the positions from pos on are seen, not those up to pos
+        shows the positions from `pos` on; a query sees those up to `pos`
     [i for → [p for
-        the positions of the right cells, not their numbers
+        gives the positions in the right cells; the numbers of these cells are asked for
     """,
 )
 
@@ -319,45 +328,49 @@ SHIFT_SLIPS: Slips = slips_of(
     """
     cache.seq_rm(seq_id, keep, keep + discard) → pass
     cache.seq_add(seq_id, keep + discard, -1, -discard) → cache.seq_ids
-        nothing has changed in the cache
+        changes nothing in the cache; `discard` tokens go, and the others move down
     cache.seq_rm(seq_id, keep, keep + discard) → pass
-        the dropped tokens are still there, and the others stand at their positions
+        leaves the dropped tokens, and moves the others to their positions; each position has one
+        token
     cache.seq_rm(seq_id, keep, keep + discard) → cache.seq_rm(seq_id, keep, -1)
-        everything behind the first `keep` positions is dropped
+        drops everything behind the first `keep` positions; only `discard` tokens go
     cache.seq_rm(seq_id, keep, keep + discard) → cache.seq_rm(seq_id, keep, discard)
     seq_id, keep + discard, -1, -discard → seq_id, discard, -1, -discard
-        the dropped range ends at `discard`, and there the others begin
+        drops and moves as if the range ended at `discard`; it has `discard` positions from `keep`
+        on
     cache.seq_add(seq_id, keep + discard, -1, -discard) →
-        the right tokens are dropped, and the others are where they were
+        drops the right tokens, but leaves the others where they were; the positions must have no
+        gap
     cache.seq_rm(seq_id, keep, keep + discard) → cache.seq_rm(seq_id, keep, discard)
-        the dropped range ends at `discard`, not at keep + discard
+        drops the positions up to `discard`; the range has `discard` positions from `keep` on
     cache.seq_rm(seq_id, keep, keep + discard) → cache.seq_rm(seq_id, keep, keep + discard - 1)
-        the last of the tokens that go is still there
+        leaves the last of the tokens that go; `seq_rm` means the positions up to p1 − 1
     -discard → discard
-        the others move up, not down
+        moves the others up; they fill the gap, so they move down
     -discard → -keep
-        the others move down by `keep`, not by `discard`
+        moves the others down by `keep`; the gap has `discard` positions
     -1, -discard → keep + 2 * discard, -discard
-        only `discard` positions behind the dropped ones move
+        moves only `discard` positions behind the dropped ones; all positions behind the gap move
     cache.seq_rm(seq_id, keep, keep + discard) → cache.seq_rm(seq_id, 0, discard)
     seq_id, keep + discard, -1, -discard → seq_id, discard, -1, -discard
-        the first `discard` tokens are dropped: `keep` does not count
+        drops the first `discard` tokens; the first `keep` positions stay
     seq_id, keep + discard, -1, -discard → seq_id, keep + discard + 1, -1, -discard
-        the first token behind the dropped ones does not move
+        does not move the first token behind the dropped ones; all positions behind the gap move
     -discard → -(keep + discard)
-        the others move down by keep + discard, not by `discard`
+        moves the others down by keep + discard; the gap has `discard` positions
     seq_id, keep + discard, -1, -discard → seq_id, 0, -1, -discard
-        the first `keep` tokens move, too
+        moves the first `keep` tokens, too; only what is behind the gap moves
     cache.seq_rm(seq_id, keep, keep + discard) → pass
     -1, -discard) → -1, -discard); cache.seq_rm(seq_id, keep, keep + discard)
-        moved first and dropped then: tokens that had moved into the range are gone
+        loses tokens that had moved into the dropped range; the tokens to drop are those that stood
+        there before
     cache.seq_rm(seq_id → cache.seq_rm("A"
     cache.seq_add(seq_id → cache.seq_add("A"
-        always the sequence "A" is shifted, whatever seq_id is
+        always shifts sequence "A"; the sequence to be shifted is `seq_id`
     cache.seq_rm(seq_id → cache.seq_rm("A"
-        tokens of "A" are dropped, whatever seq_id is
+        drops tokens of "A", whatever `seq_id` is; the sequence to be shifted is `seq_id`
     cache.seq_add(seq_id → cache.seq_add("A"
-        tokens of "A" move, whatever seq_id is
+        moves tokens of "A", whatever `seq_id` is; the sequence to be shifted is `seq_id`
     """,
 )
 

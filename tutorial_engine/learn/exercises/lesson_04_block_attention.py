@@ -95,98 +95,120 @@ BLOCK_SLIPS: Slips = {
         right,
         """
     / math.sqrt(len(q)) →
-        the scores are not divided by √D
+        does not divide the scores by √D; a score is q · k / √D
     / math.sqrt(len(q)) → * math.sqrt(len(q))
-        the scores are multiplied by √D, not divided
+        multiplies the scores by √D; a score is q · k / √D
     / math.sqrt(len(q)) → / len(q) ** 1 / 2
-        the scores are divided by 2 · D, as `/ len(q) ** 1 / 2` does ▸ len(q) ** 0.5
+        divides the scores by 2 · D, as `/ len(q) ** 1 / 2` does; a score is q · k / √D
+        ▸ len(q) ** 0.5
     / math.sqrt(len(q)) → / (len(q) ** 1 / 2)
-        the scores are divided by D / 2, as `/ (len(q) ** 1 / 2)` does ▸ len(q) ** 0.5
+        divides the scores by D / 2, as `/ (len(q) ** 1 / 2)` does; a score is q · k / √D
+        ▸ len(q) ** 0.5
     n = min(block_size, kv_len - start) → n = kv_len % block_size or block_size
-        of every block as many slots count as of the last one
+        counts of every block as many slots as of the last one; the blocks before the last are full
     n = min(block_size, kv_len - start) → n = min(block_size, kv_len)
-        of an open last block all slots count, if there is a block before it
+        counts all slots of an open last block behind another block; slots after `kv_len` may hold
+        anything
     k_pool.shape[1] → k_pool.shape[0]
-        as if a block had as many slots as k_pool has blocks
+        counts as many slots in a block as `k_pool` has blocks; the pools are [blocks, block_size,
+        D]
     total * correction + → total +
     out * correction + → out +
-        l and acc stay as they are when a larger score comes: the factor is 1
+        leaves l and acc as they are when a larger score comes; both are multiplied by exp(old m −
+        new m)
     max(largest, float(scores.max())) → float(scores.max())
     total * correction + → total +
     out * correction + → out +
-        each block's weights count as if its largest score were that of all blocks
+        makes each block's weights with its own largest score; all weights must be made with the
+        same m
     (scores - new_largest).exp() → scores.exp()
-        the weights are exp(scores), and m is not subtracted
+        makes the weights as exp(scores); they are exp(scores − m), so that exp never overflows
     (scores - new_largest).exp() → (new_largest - scores).exp()
-        the weights are exp(m − scores): the smallest score counts most
+        makes the weights as exp(m − scores), so that the smallest score counts most; they are
+        exp(scores − m)
     (scores - new_largest).exp() → (scores - scores.max()).exp()
-        a block's weights are made with its own largest score, and corrected by m
+        makes a block's weights with its own largest score, and corrects by m; the weights need the
+        new m
     @ v_pool[block → @ v_pool[start // block_size
-        the values are those of the blocks 0, 1, 2, ..., and the keys those of block_table
+        reads the values of blocks 0, 1, 2, ... and the right keys; `block_table` says where both
+        lie
     k_pool[block, :n] → k_pool[start // block_size, :n]
-        the keys are those of the blocks 0, 1, 2, ..., and the values those of block_table
+        reads the keys of blocks 0, 1, 2, ... and the right values; `block_table` says where both
+        lie
     out * correction + weights → out * correction + weights / total
-        what a block adds to acc is divided by l, and acc once more at the end
+        divides what a block adds to acc by l, and acc again at the end; acc is divided once, at the
+        end
     out * correction + weights → out * correction + weights / weights.sum()
-        what a block adds to acc is divided by its own sum of weights
+        divides what a block adds to acc by its own sum of weights; acc is divided once, at the end,
+        by l
     total * correction + → total +
-        l is not corrected when a larger score comes; acc is
+        does not correct l when a larger score comes; l and acc are multiplied by exp(old m − new m)
     out * correction + → out +
-        acc is not corrected when a larger score comes; l is
+        does not correct acc when a larger score comes; l and acc are multiplied by exp(old m − new
+        m)
     total * correction + → total + correction *
     out * correction + → out + correction *
-        the factor is at what a block adds, to l and to acc, not at what was there before
+        multiplies what a block adds to l and acc by the factor; it corrects what was there before
     total * correction + → total + correction *
-        in l the factor is at what a block adds, not at what was there before
+        multiplies what a block adds to l by the factor; it corrects the l that was there before
     out * correction + → out + correction *
-        in acc the factor is at what a block adds, not at what was there before
+        multiplies what a block adds to acc by the factor; it corrects the acc that was there before
     total * correction + weights.sum() → (total + weights.sum()) * correction
     out * correction + weights → (out + weights
     v_pool[block, :n] → v_pool[block, :n]) * correction
-        l and acc are corrected with what this block adds, which has the new m already
+        corrects l and acc with what this block adds; its weights are made with the new m already
     total * correction + weights.sum() → (total + weights.sum()) * correction
-        l is corrected with what this block adds, which has the new m already; acc is right
+        corrects l with what this block adds, and acc is right; its weights are made with the new m
+        already
     out * correction + weights → (out + weights
     v_pool[block, :n] → v_pool[block, :n]) * correction
-        acc is corrected with what this block adds, which has the new m already; l is right
+        corrects acc with what this block adds, and l is right; its weights are made with the new m
+        already
     largest = new_largest → largest, out = new_largest, out / total
     return out / total → return out
-        acc is divided by l after each block, and not only after the last
+        divides acc by l after each block, and not at the end; acc is divided once, after the last
+        block
     largest = new_largest → largest, out = new_largest, out / total
-        acc is divided by l after each block, and once more at the end
+        divides acc by l after each block, and again at the end; acc is divided once, after the last
+        block
     return out / total → return out
-        acc is never divided by l
+        never divides acc by l; the weights of all tokens must add up to 1
     range(0, kv_len, block_size) → range(0, len(block_table) * block_size, block_size)
-        a block that is not needed yet counts: its first slots are read
+        counts the first slots of a block that is not needed yet; only `kv_len` tokens count
     block_table, strict → range(len(block_table)), strict
-        keys and values are those of the blocks 0, 1, 2, ...: block_table does not count
+        reads keys and values of blocks 0, 1, 2, ...; `block_table` says where they lie
     @ v_pool[block → @ k_pool[block
-        the weights mix keys, not values
+        gives a mix of keys; the weights belong to the values
     (scores - new_largest).exp() → scores.softmax(0)
-        the weights are a softmax in each block, and are corrected by m
+        makes the weights as a softmax in each block, corrected by m; one softmax runs over all
+        blocks
     math.exp(largest - new_largest) → math.exp(new_largest - largest) if start else 0.0
-        the factor is exp(new m − old m), and not its inverse
+        takes exp(new m − old m) as the factor; it is exp(old m − new m), which is never above 1
     range(0, kv_len, block_size) → [0]
-        only the first block counts
+        counts only the first block; all `kv_len` tokens count
     total * correction + weights.sum() → weights.sum()
     out * correction + weights → weights
-        only the last block counts
+        counts only the last block; all `kv_len` tokens count
     """,
     ),
-    "of the last block all slots count": lambda q, k, v, t, n: right(
-        q, k, v, t, -(-n // k.shape[1]) * k.shape[1]
+    "counts all slots of the last block; slots after `kv_len` may hold anything": (
+        lambda q, k, v, t, n: right(q, k, v, t, -(-n // k.shape[1]) * k.shape[1])
     ),
-    "an open last block does not count": lambda q, k, v, t, n: right(
+    "leaves out an open last block; its tokens up to `kv_len` count": lambda q, k, v, t, n: right(
         q, k, v, t, n // k.shape[1] * k.shape[1]
     ),
-    "the scores are divided by D": lambda q, *case: right(q / math.sqrt(len(q)), *case),
-    "all slots of all blocks count, also those after kv_len": (
+    "divides the scores by D; a score is q · k / √D": lambda q, *case: right(
+        q / math.sqrt(len(q)), *case
+    ),
+    "counts all slots of all blocks; slots after `kv_len` may hold anything": (
         lambda q, k, v, t, n: right(q, k, v, t, len(t) * k.shape[1])
     ),
-    "a softmax in each block, and the mean of the blocks": (
+    "gives the mean of a softmax in each block; one softmax runs over all blocks": (
         lambda *case: _each_block(*case).mean(0)
     ),
-    "a softmax in each block, and the sum of the blocks": lambda *case: _each_block(*case).sum(0),
+    "gives the sum of a softmax in each block; one softmax runs over all blocks": (
+        lambda *case: _each_block(*case).sum(0)
+    ),
 }
 
 

@@ -46,38 +46,50 @@ FREE_SLIPS: Slips = slips_of(
     right_free,
     """
     reversed(table) → sorted(table)[::-1]
-        blocks go into the queue by their numbers, the largest first
+        puts blocks into the queue by their numbers, the largest first; the order is that of the
+        table, from its end
     reversed(table) → table
-        blocks go into the queue in the order of the table, from its first to its last
+        puts blocks into the queue from the first of the table on; without the first no later one is
+        found, so it goes last
     without + free_queue + with_hash → without + free_queue + with_hash[::-1]
-        the blocks with a hash go to the end from the first of the table to the last
+        puts those with a hash into the queue from the first of the table to the last; the last
+        comes first in both groups
     reversed(table) → table
     without + free_queue + with_hash → free_queue + gone
-        all blocks go to the end, from the first of the table to the last
+        puts all blocks at the end, from the first of the table; those without a hash go to the
+        front, and the last comes first
     without + free_queue + with_hash → free_queue + with_hash + without
-        all blocks go to the end, those with a hash before those without
+        puts all blocks at the end, those with a hash first; nobody can find the others, so they go
+        to the front
     without + free_queue + with_hash → free_queue + gone
-        all blocks go to the end, from the last of the table to the first: hashes do not count
+        puts all blocks at the end, whatever their hashes; nobody can find those without one, so
+        they go to the front
     without + free_queue + with_hash → without[::-1] + free_queue + with_hash
-        the blocks without a hash go to the front from the first of the table to the last
+        puts those without a hash to the front from the first of the table to the last; the last
+        comes first in both groups
     without + free_queue + with_hash → sorted(without) + free_queue + with_hash
-        the blocks without a hash go to the front by their numbers, the smallest first
+        puts those without a hash to the front by their numbers; the last block of the table comes
+        first in both groups
     without + free_queue + with_hash → with_hash + free_queue + without
-        front and end exchanged: blocks with a hash go to the front
+        exchanges front and end; blocks with a hash may still be found, so they go to the end
     without + free_queue + with_hash → gone + free_queue
-        all blocks go to the front: hashes do not count
+        puts all blocks to the front, whatever their hashes; those with one may still be found, so
+        they go to the end
     free_queue[:] = → free_queue =
-        ref_cnt is right, and free_queue itself is as before
+        changes `ref_cnt`, but not `free_queue` itself; blocks that nobody holds belong into it
     for block in table: → for block in ():
     == 0] → < 0]
-        neither ref_cnt nor free_queue has changed
+        changes neither `ref_cnt` nor `free_queue`; a request that ends gives its blocks back
     ref_cnt[block] -= 1 → pass
     == 0] → == 1]
-        the queue is right, and ref_cnt is as before
+        puts the right blocks into the queue, but does not change `ref_cnt`; nobody holds a free
+        block, so its count is 0
     ref_cnt[block] -= 1 → ref_cnt[block] = 0
-        the blocks that another request holds are free, too
+        frees the blocks that another request holds, too; they stay out of the queue, and lose one
+        holder
     ref_cnt[block] -= 1 → ref_cnt[block] -= ref_cnt[block] == 1
-        of blocks that another request holds the count is as before
+        leaves the count of a block that another request holds; each block of the table loses one
+        holder
     """,
 )
 
@@ -124,24 +136,28 @@ TAKE_SLIPS: Slips = slips_of(
     right_take,
     """
     pop(0) → pop()
-        the last of the queue is taken
+        takes the last of the queue; the first one is next
     free_queue.pop(0) → free_queue[0]
-        the right block, but it is still in free_queue ▸ free_queue.pop(0)
+        gives the right block, but leaves it in `free_queue`; it would be handed out twice
+        ▸ free_queue.pop(0)
     del cached[hashes[block]] → pass
-        the old hash still leads to the block that was taken: it is in `cached`
+        leaves the old hash in `cached`; who looks it up would read another request's tokens
     del cached[hashes[block]] → cached[hashes[block]] = None
-        the old hash is still a key of `cached` ▸ del cached[hashes[block]]
+        leaves the old hash as a key of `cached`; a hash that is a key there can be found
+        ▸ del cached[hashes[block]]
     del cached[hashes[block]] → cached.clear()
-        nothing at all is in `cached` any more
+        takes everything out of `cached`; only the block that is taken must not be found any more
     hashes[block] = None →
-        the block that was taken still has its old hash in `hashes`
+        leaves the old hash of the block in `hashes`; the block gets new content, so this hash is
+        not its own
     del cached[hashes[block]] → pass
     hashes[block] = None →
-        the old hash of the block that was taken is still in `hashes` and in `cached`
+        leaves the old hash in `hashes` and in `cached`; the block gets new content, and must not be
+        found under it
     hashes[block] = None → del hashes[block]
-        the block that was taken is no key of `hashes` any more
+        takes the block out of `hashes`; it stays there, with None as its hash
     hashes[block] = None → hashes.update(dict.fromkeys(hashes))
-        all blocks have lost their hashes
+        takes the hashes of all blocks away; only the block that is taken loses its hash
     """,
 )
 

@@ -53,41 +53,46 @@ FIND_SLIPS: Slips = slips_of(
     right_find,
     """
     hash_of(last, token_ids → hash_of(None, token_ids
-        each block is looked up as if it were the first of a prompt
+        looks each block up as if it were the first of a prompt; `parent` is the hash of the block
+        before it
     len(token_ids), → len(token_ids) - 1,
-        two tokens are left to run at least, not one
+        leaves two tokens to run at least; one is enough, so a block may end just before the last
+        token
     return found → return found[:-1]
-        the last block that is cached is never among them
+        never gives the last block that is cached; it counts, too, if a token is left to run behind
+        it
     len(token_ids), → len(token_ids) + 1,
     return found → return found if len(token_ids) % block_size else found[:-1]
-        of a prompt of whole blocks the last block found is left out, also after a miss
+        leaves out the last block found in any prompt of whole blocks; after a miss tokens are left
+        to run anyway
     return found → return found[:1]
-        never more than one block
+        never gives more than one block; the search ends at the first miss, and not before
     break → continue
-        a miss does not end it: blocks behind it are found, too
+        finds blocks behind a miss, too; they are of no use without the blocks before them
     last = hash_of(last → parent = last; last = hash_of(last
     break → last = parent; continue
-        after a miss the next block is looked up as if it stood in the place of the missed one
+        looks the block after a miss up as if it stood in the place of the missed one; the search
+        ends at a miss
     break → return []
-        after a miss nothing is found, not even the blocks before it
+        gives nothing after a miss, not even the blocks before it; their tokens need not run again
     return found → return []
-        nothing is ever found
+        never finds anything; a block is found if `cached` has its hash
     append(cached[last]) → append(last)
-        hashes, not the blocks that `cached` has for them
+        gives hashes; the blocks that `cached` has for them are asked for
     return found → return list(range(len(found)))
-        logical blocks, not the physical ones that `cached` has
+        gives logical blocks; the physical ones that `cached` has are asked for
     return found → return found[::-1]
-        the right blocks, the last one first
+        gives the right blocks, the last one first; the block of the first tokens comes first
     if last not in cached → if not cached.get(last)
-        block 0 counts as a miss ▸ last not in cached
+        takes block 0 for a miss; block 0 is a block like all others ▸ last not in cached
     return found → return len(found)
-        how many blocks there are, not the blocks
+        gives how many blocks there are; the blocks themselves are asked for
     return found → return block_size * len(found)
-        how many tokens are cached, not the blocks
+        gives how many tokens are cached; their blocks are asked for
     token_ids[end - block_size : end] → token_ids[:block_size]
-        each block is looked up by the tokens of the first block
+        looks each block up by the tokens of the first block; each block has tokens of its own
     len(token_ids), → len(token_ids) + 1,
-        no token is left to run where all of them are cached
+        leaves no token to run where all are cached; without one that runs there are no logits
     """,
 )
 

@@ -58,21 +58,22 @@ GIVE_WAY_SLIPS: Slips = slips_of(
     slots_for,
     """
     running[-1] → running[0]
-        the first of running gives way, not the last
+        lets the first of `running` give way; the last one is the victim
     (slots := allocate(request)) is → slots := allocate(request) is
-        True or False, not the slots ▸ (slots := allocate(request)) is None
+        gives True or False; the slots are asked for ▸ (slots := allocate(request)) is None
     while (slots → if (slots
     return slots → return slots or allocate(request)
-        at most one gives way, also where one is not enough
+        lets at most one give way; one may not be enough, and then the next one is the victim
     preempt(victim) → victim is request or preempt(victim)
-        who asks never gives way, also as the last of running
+        never lets the asking request give way; it is the victim if it is the last of `running`
     running[-1] → [one for one in running if one is not request][-1]
-        the last of the others gives way, also if the one that asks is the last
+        lets the last of the others give way; the last of `running` is the victim, also if it is the
+        one that asks
     return slots → return None
-        None is returned, also where there is room
+        gives None, also where there is room; then the slots are asked for
     """,
 ) | {
-    "after a preemption nobody asks again: all give way": (
+    "never asks again, and all give way; what one victim gives back may be enough": (
         lambda request, running, allocate, preempt: slots_for(
             request, running, cache(allocate), preempt
         )

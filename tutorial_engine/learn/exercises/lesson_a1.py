@@ -28,54 +28,62 @@ RANK_SLIPS: Slips = slips_of(
     _part,
     """
     slice(rank * size, (rank + 1) * size) → slice(None)
-        the whole MLP; its sum over the ranks would be num_ranks times too large
+        gives the whole MLP; the sum over the ranks would be `num_ranks` times too large
     slice(rank * size, (rank + 1) * size) → slice(None)
     down[:, own].T → down.T / num_ranks
-        the whole MLP, divided by num_ranks: the same of every rank
+        gives the whole MLP, divided by `num_ranks`, for every rank; a rank computes its own
+        features alone
     slice(rank * size, (rank + 1) * size) → slice(size)
-        the features of rank 0, whatever the rank is ▸ the first one is rank * size
+        takes the features of rank 0 for every rank; each rank has features of its own
+        ▸ the first one is rank * size
     rank * size, (rank + 1) * size → (num_ranks - 1 - rank) * size, (num_ranks - rank) * size
-        the order turned round: rank 0 has the last features
+        turns the order round, with the last features for rank 0; rank 0 has the first ones
     slice(rank * size, (rank + 1) * size) → slice(rank, None, num_ranks)
-        every num_ranks-th feature, and not neighbours
+        takes every `num_ranks`-th feature; the features of a rank are neighbours
     rank * size, (rank + 1) * size → (rank - 1) * size, rank * size
-        the features of the rank before, and none for rank 0
+        takes the features of the rank before, and none for rank 0; rank 0 has the first ones
     slice(rank * size, (rank + 1) * size) → slice(rank, rank + size)
-        as many features as a rank has, but from feature `rank` on ▸ the first one is rank * size
+        takes as many features as a rank has, but from feature `rank` on; no feature belongs to two
+        ranks ▸ the first one is rank * size
     slice(rank * size, (rank + 1) * size) → slice(0, size) if rank == 0 else slice(size, None)
-        rank 0 has its features, and every other rank all the rest: right for two ranks only
+        gives rank 0 its features, and every other rank all the rest; there may be more than two
+        ranks
     (rank + 1) * size) → (rank + 1) * size - 1)
-        the last feature of each rank is missing
+        leaves out the last feature of each rank; each feature belongs to one rank
     len(gate) // num_ranks → len(gate) // 2
-        half of all features for each rank, however many ranks there are
+        takes half of all features for each rank; the features are divided among `num_ranks` ranks
     len(gate) // num_ranks → 256
-        rank 0 has all features, the other ranks have none
+        takes all features for rank 0, and none for the others; each rank has I / num_ranks features
     len(gate) // num_ranks → len(down) // num_ranks
-        hidden // num_ranks features for each rank, and not I // num_ranks
+        takes hidden / num_ranks features for each rank; the I inner features are divided among the
+        ranks
     len(gate) // num_ranks → len(x) // num_ranks
     (x @ gate[own].T) → (x[own] @ gate.T)
     (x @ up[own].T) → (x[own] @ up.T)
     down[:, own] → down
-        all features, for a part of the tokens
+        takes all features for a part of the tokens; each rank has all tokens, and a part of the
+        features
     len(gate) // num_ranks → x.shape[1] // num_ranks
     (x @ gate[own].T) → (x[:, own] @ gate[:, own].T)
     (x @ up[own].T) → (x[:, own] @ up[:, own].T)
     down[:, own] → down
-        all features, from a part of x's numbers
+        takes all features from a part of x's numbers; each rank has all of `x`, and a part of the
+        features
     return (F.silu → return x + (F.silu
-        the partial sum, and x itself added to it: the layer adds x, once, after the all-reduce
+        adds `x` itself to the partial sum; the layer adds it, once, after the all-reduce
     down[:, own].T → down[:, own].T / num_ranks
-        the partial sum, divided by num_ranks
+        divides the partial sum by `num_ranks`; partial sums are added up, and none of them is a
+        mean
     @ down[:, own].T →
-        the features themselves, not yet multiplied by down
+        gives the features themselves; the partial sum is their product with `down`
     F.silu(x @ gate[own].T) → (x @ gate[own].T)
-        the formula without silu
+        leaves out silu; the formula has silu of gate's part
     F.silu( → torch.sigmoid(
-        the sigmoid in place of silu; silu(x) is x * sigmoid(x)
+        has the sigmoid in the place of silu; silu(x) is x * sigmoid(x)
     F.silu(x @ gate[own].T) * (x @ up[own].T) → F.silu((x @ gate[own].T) * (x @ up[own].T))
-        silu of the product of both, and not of gate's part alone
+        takes silu of the product of both; the formula has silu of gate's part alone
     F.silu(x @ gate[own].T) * (x @ up[own].T) → F.silu(x @ up[own].T) * (x @ gate[own].T)
-        gate and up swapped: silu of up's part
+        swaps gate and up, with silu of up's part; the formula has silu of gate's part
     """,
 )
 # the MLP of the lesson's picture

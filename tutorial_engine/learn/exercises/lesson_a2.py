@@ -38,21 +38,23 @@ END_TO_END_SLIPS: Slips = slips_of(
     right_end_to_end,
     """
     starts, slots = [0], [] → starts, slots = [], []
-        cu_seqlens without the 0 with which the first sequence begins
+        gives `cu_seqlens` without its first 0; it has S + 1 numbers, and the first sequence begins
+        at 0
     starts.append(len(slots)) → starts.append(length)
-        cu_seqlens says how long each sequence is, and not where it begins
+        gives the length of each sequence in `cu_seqlens`; these numbers say where each one begins
     for p in range(length) → for p in range(len(table) * block_size)
-        all slots of a sequence's blocks, those behind its length as well
+        gives all slots of a sequence's blocks; the slots behind its length have no token
     table[p // block_size] * block_size + p % block_size → table[p // block_size]
-        numbers of blocks in place of slots
+        gives the numbers of blocks; slots are asked for, and a block has `block_size` of them
     table[p // block_size] * block_size + p % block_size → table[p // block_size] + p % block_size
-        block + offset in place of a slot ▸ table[p // block_size] * block_size + p % block_size
+        gives block + offset; a slot counts the `block_size` slots of each block before it
+        ▸ table[p // block_size] * block_size + p % block_size
     table[p // block_size] * block_size + p % block_size → p
-        positions in place of slots
+        gives positions; `table` says in which block a position lies
     for p in range(length) → for p in [min(p, length - 1) for p in range(max(lens))]
-        padded: each sequence has as many slots as the longest
+        fills each sequence up to the longest; end to end, each has as many slots as tokens
     [starts, slots] → [slots, starts]
-        first the slots, then cu_seqlens: they have changed places
+        gives the slots first, and `cu_seqlens` second; `cu_seqlens` comes first
     """,
 )
 TABLES = (
@@ -101,34 +103,36 @@ SIZE_SLIPS: Slips = slips_of(
     right_size,
     """
     (len(lens) - 1).bit_length() → len(lens).bit_length()
-        rows are the next power of two, also where their number is one already
+        rounds the rows up also where their number is a power of two; 4 sequences have room in 4
+        rows
     (max(lens) - 1).bit_length() → max(lens).bit_length()
-        the longest context is the next power of two, also where it is one already
+        rounds the longest context up also where it is a power of two; 128 tokens have room in 128
     (len(lens) - 1).bit_length() → len(lens).bit_length()
     (max(lens) - 1).bit_length() → max(lens).bit_length()
-        both are the next power of two, also where a number is one already
+        rounds both up also where a number is a power of two; a power of two has room for itself
     1 << (len(lens) - 1).bit_length() → len(lens)
-        the number of sequences is not rounded up
+        does not round the number of sequences up; both numbers are rounded up to a power of two
     1 << (max(lens) - 1).bit_length() → max(lens)
-        the longest context is not rounded up
+        does not round the longest context up; both numbers are rounded up to a power of two
     max(64, 1 << (max(lens) - 1).bit_length()) → 1 << (max(lens) - 1).bit_length()
-        contexts below 64 get a size below 64
+        gives contexts below 64 a size below 64; the context is 64 at least
     1 << (max(lens) - 1).bit_length() → 1 << (sum(lens) - 1).bit_length()
-        the sum of the lengths in place of the longest one
+        takes the sum of the lengths for the longest context; each row has room for the longest one
+        alone
     1 << (max(lens) - 1).bit_length() → 1 << (lens[0] - 1).bit_length()
-        the first length in place of the longest one
+        takes the first length for the longest one; the longest context may be any of them
     sum(lens) / (rows * longest) → sum(lens) / (len(lens) * longest)
-        the unused part of the real rows alone, as if those that are added cost nothing
+        counts the unused part of the real rows alone; the added rows are copied, too
     1 - sum(lens) / (rows * longest) → (len(lens) * longest - sum(lens)) / (rows * longest)
-        the slots of the added rows count as used
+        counts the slots of the added rows as used; no sequence needs them
     sum(lens) / (rows * longest) → max(lens) / longest
-        the unused part of the longest row
+        gives the unused part of the longest row; the others have lengths of their own
     1 - sum(lens) / (rows * longest) → sum(lens) / (rows * longest)
-        the used part in place of the unused one
+        gives the used part; the part that nobody needs is asked for
     1 - sum(lens) / (rows * longest) → rows * longest - sum(lens)
-        the number of unused slots in place of their part
+        gives the number of unused slots; their part of all slots is asked for
     1 - sum(lens) / (rows * longest) → round(1 - sum(lens) / (rows * longest), 2)
-        the unused part is rounded to two digits
+        rounds the unused part to two digits; the part is asked for as it is
     """,
 )
 LENGTHS = (

@@ -42,44 +42,47 @@ HITS_SLIPS: Slips = slips_of(
     right_hits,
     """
     end in range(block_size, len(prompt), block_size) → end in range(1, len(prompt))
-        single tokens are found, and not only full blocks
+        finds single tokens; only full blocks can be found
     found.append(best) → found.append(len(prompt) - best)
-        the tokens that are left to run, in place of those that are found
+        gives the tokens that are left to run; those that are found are asked for
     found.append(best) → found.append(best // block_size)
-        the number of blocks, in place of the tokens in them
+        gives the number of blocks; the number of tokens in them is asked for
     range(block_size, len(prompt), block_size) → range(block_size, len(prompt) + 1, block_size)
-        the last token can be found as well: none may be left to run
+        finds the last token as well; at least one token must be left to run
     prompts[:i] → prompts[:1]
-        each prompt finds what the first one has, and the first one finds itself
+        finds what the first prompt has, and that one finds itself; what any EARLIER prompt has is
+        found
     prompts[:i] → prompts[: min(i, 1)]
-        each prompt finds what the first one has, and no other
+        finds what the first prompt has, and no other; what any earlier prompt has is found
     prompts[:i] → prompts[i - 1 : i]
-        a prompt finds what the one before it has, and no other
+        finds what the prompt just before has, and no other; what any earlier prompt has is found
     prompts[:i] → prompts[:i] + prompts[i + 1 :]
-        a prompt finds what those have that come after it
+        finds what later prompts have, too; they have computed nothing yet
     prompts[:i] → ()
-        nothing is ever found
+        never finds anything; what any earlier prompt has is found, also one of the same step
     list(prompt[:end]) == list(earlier[:end]) → list(prompt[: end - 1]) == list(earlier[: end - 1])
-        a block is found whatever its last token is
+        finds a block whatever its last token is; all of its tokens must be equal
     list(prompt[:end]) == list(earlier[:end]) → sorted(prompt[:end]) == sorted(earlier[:end])
-        the same tokens are found in any order
+        finds the same tokens in any order; in another order they are another block
     best = 0 → best = max(found, default=0)
-        what a prompt before it found is the least that a prompt finds
+        finds at least what a prompt before it found; each prompt begins with nothing found
     best = 0 → best = max(found, default=0)
     found.append(best) → found.append(min(best, (len(prompt) - 1) // block_size * block_size))
-        what a prompt before it found is the least that a prompt finds, if it is as long
+        finds at least what a prompt before it found, if it is as long; each prompt begins with
+        nothing found
     best = max(best, end) → best += block_size
-        a block that two earlier prompts have is found twice
+        counts a block twice that two earlier prompts have; it is one beginning, and counts once
     prompt[:end] → prompt[end - block_size : end]
     earlier[:end] → earlier[end - block_size : end]
-        a block is found by its own tokens at its place, whatever is before it
+        finds a block by its own tokens at its place; all tokens before it must be equal, too
     list(prompt[:end]) == → _blocks_of(block_size, prompt[:end]) <=
     list(earlier[:end]) → _blocks_of(block_size, *prompts[:i])
-        a block is found wherever it stands in an earlier prompt, whatever is before it
+        finds a block wherever it stands in an earlier prompt; all tokens before it must be equal,
+        too
     best = max(best, end) → best = end
-        of several earlier prompts the last one that fits counts, not the longest beginning
+        takes the last of several earlier prompts that fit; the longest beginning counts
     prompts[:i] → [p for p in prompts[:i] if p[:block_size] == prompt[:block_size]][:1]
-        of several earlier prompts the first one that fits counts, not the longest beginning
+        takes the first of several earlier prompts that fit; the longest beginning counts
     """,
 )
 
@@ -131,44 +134,48 @@ LOG_SLIPS: Slips = slips_of(
     right_log,
     """
     blocks / -(-max_model_len // block_size) → blocks // -(-max_model_len // block_size)
-        whole requests only: the second number has no fraction
+        gives whole requests only; a part of a request counts in the second number
     blocks / -(-max_model_len // block_size) → blocks / (max_model_len // block_size + 1)
-        a request takes one block more than it needs where its last block is full
-        ▸ -(-max_model_len // block_size)
+        counts one block too many for a request whose last block is full; a full block needs no
+        other behind it ▸ -(-max_model_len // block_size)
     blocks / -(-max_model_len // block_size) → blocks / (max_model_len / block_size)
-        a request takes a part of its last block, and not the whole block
+        counts a part of a request's last block; a request takes whole blocks
     blocks / -(-max_model_len // block_size) → blocks / (max_model_len // block_size)
-        the last block of a request does not count where it is not full
+        leaves out a request's last block where it is not full; a request takes the whole block
     num_bytes // (bytes_per_token * block_size) → num_bytes / (bytes_per_token * block_size)
-        a part of a block counts: 2.5 blocks have room in the memory, and not 2
+        counts a part of a block; memory for 2.5 blocks has room for 2
     num_bytes // (bytes_per_token * block_size) → round(num_bytes / (bytes_per_token * block_size))
-        the number of blocks is rounded, up as well
+        rounds the number of blocks, up as well; a part of a block is no block
     num_bytes // (bytes_per_token * block_size) → num_bytes // (bytes_per_token * block_size) - 1
-        one block less, as if the null block did not count
+        counts one block less, as if without the null block; the log counts all blocks
     blocks / -(-max_model_len // block_size) → num_bytes // bytes_per_token / max_model_len
-        tokens that have room, divided by max_model_len, as if there were no blocks
+        divides the tokens that have room by `max_model_len`, as if there were no blocks; a request
+        takes whole blocks
     num_bytes // (bytes_per_token * block_size) → num_bytes
-        bytes in place of blocks
+        takes bytes for blocks; a block takes the bytes of `block_size` tokens
     num_bytes // (bytes_per_token * block_size) → num_bytes // bytes_per_token
-        tokens in place of blocks
+        takes tokens for blocks; a block has `block_size` tokens
     int(requests * max_model_len) → int(requests) * max_model_len
-        the first number has the tokens of whole requests only
+        counts the tokens of whole requests alone in the first number; a part of a request counts,
+        too
     int(requests * max_model_len) → round(requests * max_model_len)
-        the first number is rounded, up as well, and not cut off
+        rounds the first number, up as well; the first number is cut off, not rounded
     int(requests * max_model_len) → requests * max_model_len
-        the first number has a fraction
+        gives a first number with a fraction; the first number is whole
     [int(requests * max_model_len), requests] → [blocks * block_size, requests]
-        the first number has all slots of all blocks
+        gives all slots of all blocks as the first number; a request counts `max_model_len` tokens,
+        not its slots
     requests * max_model_len → blocks * block_size - int(requests) * (-max_model_len % block_size)
-        the first number has the tokens of whole requests, and all slots of the blocks that are left
+        counts all slots behind the whole requests in the first number; a part of a request counts
+        in proportion
     [int(requests * max_model_len), requests] → [blocks, requests]
-        the first number is the number of blocks
+        gives the number of blocks as the first number; the first number is a number of tokens
     [int(requests * max_model_len), requests] → [int(requests * max_model_len), round(requests, 2)]
-        the second number is rounded
+        rounds the second number; the second number is not rounded
     blocks / -(-max_model_len // block_size) → round(blocks / -(-max_model_len // block_size), 2)
-        the second number is rounded, and the first one follows from the rounded one
+        rounds the second number, and makes the first one of it; the second number is not rounded
     [int(requests * max_model_len), requests] → [requests, int(requests * max_model_len)]
-        first the requests, then the tokens: they have changed places
+        gives the requests first, and the tokens second; the tokens come first
     """,
 )
 LOG_CASES = (
