@@ -89,6 +89,8 @@ ATTENTION_SLIPS: Slips = slips_of(
         keys and values swapped: scores from v, the output from k
     dim=-1 → dim=0
         a softmax over the queries, not over the keys
+    -INF → 0.0
+        a forbidden key counts as one with the score 0: exp(0) is 1, so it still gets a share
     """,
 )
 
