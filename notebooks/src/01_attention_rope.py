@@ -566,8 +566,8 @@ clocks_picture(omega, (0, 1, 2, 4, 10, 100, 1000))
 # %% [markdown]
 # **Texts longer than in training** (optional, with the two cells below). A slow pair never completes a turn in a
 # training text. In a longer text it comes to angles that the model has not seen. Llama 3.1 therefore slows these pairs
-# down (*RoPE scaling*), and was trained further on [long texts](https://arxiv.org/abs/2407.21783). Its context is
-# 131,072 tokens, 16 times the 8,192 of its first training.
+# down (*RoPE scaling*), and was trained further on [long texts](https://arxiv.org/abs/2407.21783). Its context
+# grew 16 times, from 8,192 tokens to 131,072.
 #
 # <details><summary>How are they slowed down?</summary>Four numbers in its <code>config.json</code> say how:
 # <code>factor</code> 8, <code>low_freq_factor</code> 1, <code>high_freq_factor</code> 4 and

@@ -37,7 +37,7 @@ def scores_picture(lengths: Sequence[int], head_dim: int, itemsize: int) -> Pict
     scale = SIDE / max(lengths)
     bottom = SIDE + 56
     sheet = Sheet(960, bottom + 70)
-    sheet.heading("One head, texts of T tokens: its scores [T, T] and its output [T, D]")
+    sheet.heading(f"One head: scores [T, T] orange, output [T, D = {head_dim}] blue")
     x = 60.0
     for length in lengths:
         side, strip = length * scale, max(head_dim * scale, 1.5)
@@ -52,11 +52,8 @@ def scores_picture(lengths: Sequence[int], head_dim: int, itemsize: int) -> Pict
         x += max(side, 84.0) + 70
     longest, shortest = max(lengths), min(lengths)
     one, most = shortest**2 * itemsize, longest**2 * itemsize
-    sheet.text("key.scores", 60, 60, "orange: scores [T, T]", 12.5)
-    words = f"blue: output [T, D = {head_dim}]"
-    sheet.text("key.out", 60, 80, words, 12.5)
     return sheet.picture(
-        f"From {shortest:,} to {longest:,} tokens, {longest / shortest:g} times as many, the "
+        f"From T = {shortest:,} to {longest:,} tokens, {longest / shortest:g} times as many, the "
         f"scores of one head grow {most / one:g} times, from {num_bytes(one)} to "
         f"{num_bytes(most)}; its output grows {longest / shortest:g} times, to "
         f"{num_bytes(longest * head_dim * itemsize)} ({itemsize} bytes per number, drawn to scale)."

@@ -45,7 +45,7 @@ def patching_picture(
             begin, base, x = f"… {text.split()[-1]}", y + TALL / 2 + 4.5, LAST
             for i, (words, bold) in enumerate(((begin, False), (patch.piece, True))):
                 sheet.text(f"word{y}.{i}", x, base, words, 13.5, **(BOLD if bold else {}))
-                x += text_width(words, 13.5, bold=bold)
+                x += text_width(words, 13.5, bold=bold) + 0.2
             rest = patch.rest.lstrip()
             x += text_width(" ", 13.5) * (rest != patch.rest)
             room = sheet.width - x - 10
@@ -54,8 +54,8 @@ def patching_picture(
     said = "; ".join(
         f"the output of {who} brings {_pieces(patches)}" for who, patches in runs.items()
     )
-    alone = "" if more else "; the model writes all that follows this piece by itself"
-    return sheet.picture(f"{len(first)} runs, with the stories of {names}: {said}{alone}.")
+    alone = "" if more else "; the model writes the rest"
+    return sheet.picture(f"Stories of {names}: {said}{alone}.")
 
 
 def _pieces(patches: Sequence[Patch]) -> str:
