@@ -188,10 +188,8 @@ OTHER_ATTENTION: list[Function] = [  # no slips of the catalogue
     *slips_of(
         c1._attention,
         """
-        -INF → 0.0
-            a forbidden score of 0
         -INF → -15.0
-            of −15
+            a forbidden score of −15
         -INF → -1000.0
             of −1000
         .softmax(dim=-1) → .exp()

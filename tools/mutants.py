@@ -480,7 +480,7 @@ def judged(name: str, check: Callable[[Any], Verdict], mutant: Mutant, answer: A
     if verdict.ok:
         reason = _equivalent(name, mutant.edit) or mutant.reason * (name not in ADDS_LISTS)
         return Judged("equivalent", f"{said}\n  {reason}") if reason else Judged("accepted", said)
-    if "(this explains all " in said:
+    if "(a function with only this mistake " in said:
         return Judged("a slip", said)
     return Judged("an error" if " raised " in said.partition("\n")[0] else "other facts", said)
 

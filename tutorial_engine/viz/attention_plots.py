@@ -146,7 +146,7 @@ def training_picture(curve: Sequence[Mapping[str, float]], vocab_size: int = 512
     guessing = math.log(vocab_size)
     lines = ax.plot(steps, series["text_loss"], color=BLUE, label="loss on stories (left axis)")
     lines += ax.plot(steps, series["repeat_loss"], "--", color=ORANGE, label=random)
-    words = f"pure guessing: {guessing:.2f} (left axis)"
+    words = f"pure guessing: ln {vocab_size} = {guessing:.2f} (left axis)"
     lines += [ax.axhline(guessing, color=QUIET, linewidth=1, linestyle=":", label=words)]
     ax.set(xlabel="training step", ylabel="loss", ylim=(0, 7))
     right = ax.twinx()

@@ -36,27 +36,24 @@ def scores_picture(lengths: Sequence[int], head_dim: int, itemsize: int) -> Pict
     """The scores [T, T] of one head as squares, its output [T, D] as strips, all to one scale."""
     scale = SIDE / max(lengths)
     bottom = SIDE + 56
-    sheet = Sheet(960, bottom + 52)
-    sheet.heading("One head, texts of T tokens: its scores [T, T] and its output [T, D]")
+    sheet = Sheet(960, bottom + 70)
+    sheet.heading(f"One head: scores [T, T] orange, output [T, D = {head_dim}] blue")
     x = 60.0
     for length in lengths:
         side, strip = length * scale, max(head_dim * scale, 1.5)
         box = (x, bottom - side, side, side)
         sheet.rect(f"scores{length}", box, tint(RED, 0.25), stroke=RED)
         sheet.rect(f"out{length}", (x + side + 5, bottom - side, strip, side), BLUE)
-        below = (f"T = {length:,}", num_bytes(length**2 * itemsize))
-        for i, word in enumerate(below):
-            style = BOLD if i else {}
+        scores, out = (num_bytes(length * wide * itemsize) for wide in (length, head_dim))
+        for i, word in enumerate((f"T = {length:,}", f"scores: {scores}", f"output: {out}")):
+            style = BOLD if i == 1 else {}
             middle = x + side / 2
             sheet.text(f"of{length}.{i}", middle, bottom + 19 + 18 * i, word, 13, **CENTRE, **style)
         x += max(side, 84.0) + 70
     longest, shortest = max(lengths), min(lengths)
     one, most = shortest**2 * itemsize, longest**2 * itemsize
-    sheet.text("key.scores", 60, 60, "red: scores [T, T], with their bytes below", 12.5)
-    words = f"blue: output [T, D = {head_dim}]"
-    sheet.text("key.out", 60, 80, words, 12.5)
     return sheet.picture(
-        f"From {shortest:,} to {longest:,} tokens, {longest / shortest:g} times as many, the "
+        f"From T = {shortest:,} to {longest:,} tokens, {longest / shortest:g} times as many, the "
         f"scores of one head grow {most / one:g} times, from {num_bytes(one)} to "
         f"{num_bytes(most)}; its output grows {longest / shortest:g} times, to "
         f"{num_bytes(longest * head_dim * itemsize)} ({itemsize} bytes per number, drawn to scale)."
@@ -94,7 +91,7 @@ def reach_picture(labels: Sequence[str], looks: Sequence[tuple[int, int]], windo
 
 @house_style()
 def rope_scaling_picture(plain: Tensor, scaled: Tensor, scaling: RopeScaling) -> Picture:
-    """How often each pair turns within the original context, without and with Llama 3's scaling.
+    """How often each pair turns within the original context, without and with Llama 3.1's scaling.
 
     `plain` and `scaled` [D / 2] are in radians per position.
     """
@@ -134,6 +131,6 @@ def rope_scaling_picture(plain: Tensor, scaled: Tensor, scaling: RopeScaling) ->
     ]
     return finish(
         figure,
-        f"Llama 3's scaling, factor {scaling.factor:g}, original context {context:,}: "
+        f"Llama 3.1's scaling, factor {scaling.factor:g}, original context {context:,}: "
         f"{listed(said)}.",
     )

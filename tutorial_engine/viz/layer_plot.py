@@ -134,8 +134,8 @@ class LayerSheet(Sheet):
         heads, groups = config.num_attention_heads, config.num_key_value_heads
         words = (
             "Attention",
-            "is the only step in which",
-            "a token reads the others.",
+            "alone lets a token",
+            "read other tokens.",
             f"Query heads: {heads}",
             f"K/V heads: {groups}",
             f"Numbers per head: {config.head_dim}",

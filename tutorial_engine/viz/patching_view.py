@@ -35,25 +35,27 @@ def patching_picture(
         sheet.text(f"who{x}", x, 62, who, 12.5, **BOLD)
         sheet.text(f"who{x}.2", x, 78, "the most probable next token", 12.5, **FAINT)
     if not more:
-        sheet.text("rest", LAST, 78, "and the model goes on:", 12.5, **FAINT)
+        sheet.text("rest", LAST, 78, "the model writes the rest by itself:", 12.5, **FAINT)
     for row, patch in enumerate(first):
         y = TOP + row * PITCH
         _name(sheet, y, tokenizer, patch)
         for x, patches in zip((FIRST, LAST), runs.values(), strict=False):
             _piece(sheet, x, y, patches[row])
         if not more:
-            begin = text.split()[-1] + patch.piece
-            word, *rest = (begin + patch.rest).split(" ")
-            base = y + TALL / 2 + 4.5
-            sheet.text(f"word{y}", LAST, base, f"… {word}", 13.5, **BOLD)
-            x = LAST + text_width(f"… {word} ", 13.5, bold=True)
+            begin, base, x = f"… {text.split()[-1]}", y + TALL / 2 + 4.5, LAST
+            for i, (words, bold) in enumerate(((begin, False), (patch.piece, True))):
+                sheet.text(f"word{y}.{i}", x, base, words, 13.5, **(BOLD if bold else {}))
+                x += text_width(words, 13.5, bold=bold) + 0.2
+            rest = patch.rest.lstrip()
+            x += text_width(" ", 13.5) * (rest != patch.rest)
             room = sheet.width - x - 10
-            sheet.text(f"rest{y}", x, base, cut_to(" ".join(rest), room, 13, keep=True), 13)
+            sheet.text(f"rest{y}", x, base, cut_to(rest, room, 13.5, keep=True), 13.5)
     names = listed(patch.name for patch in first)
     said = "; ".join(
         f"the output of {who} brings {_pieces(patches)}" for who, patches in runs.items()
     )
-    return sheet.picture(f"{len(first)} runs, with the stories of {names}: {said}.")
+    alone = "" if more else "; the model writes the rest"
+    return sheet.picture(f"Stories of {names}: {said}{alone}.")
 
 
 def _pieces(patches: Sequence[Patch]) -> str:

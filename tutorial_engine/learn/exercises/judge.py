@@ -190,7 +190,7 @@ def _message(
 ) -> str:
     """What is wrong, in the first line if a line is enough for it; then the input and the facts."""
     slip, mark, code = slip.partition(CODE)
-    lines = [f"your {name}: {slip} (this explains all {count} of your answers)"] if slip else []
+    lines = [f"your {name}: {slip}"] if slip else []
     if slip:
         facts = {one: facts[one] for one in ("yours", "expected")}
     written = {one: in_a_line(value) for one, value in (inputs | facts).items()}
@@ -210,7 +210,10 @@ def _message(
             else f"{name} gives another answer for this input:"
         ]
         lines.append(told(inputs))
-    return "\n".join(filter(None, [*lines, told(facts)])) + mark + code
+    lines.append(told(facts))
+    if slip:
+        lines.append(f"  (a function with only this mistake gives the same in all {count} tests)")
+    return "\n".join(filter(None, lines)) + mark + code
 
 
 def _differing(got: Any, want: Any, tolerance: float) -> dict[str, object]:

@@ -91,7 +91,9 @@ ATTENTION_SLIPS: Slips = slips_of(
         makes the scores from v and the output from k; scores come from k, and the output comes from
         v
     dim=-1 → dim=0
-        takes the softmax over the queries; the shares of one query add up to 1 over the keys
+        takes the softmax over the queries; it runs over the keys, so that each row adds up to 1
+    -INF → 0.0
+        gives a forbidden key the score 0, and not −∞; exp(0) is 1, so it still gets a share
     """,
 )
 

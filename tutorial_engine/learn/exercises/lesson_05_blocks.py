@@ -76,7 +76,8 @@ FREE_SLIPS: Slips = slips_of(
         puts all blocks to the front, whatever their hashes; those with one may still be found, so
         they go to the end
     free_queue[:] = → free_queue =
-        changes `ref_cnt`, but not `free_queue` itself; blocks that nobody holds belong into it
+        changes `ref_cnt`, and the caller's `free_queue` stays as it was; `free_queue = ...` makes
+        another list
     for block in table: → for block in ():
     == 0] → < 0]
         changes neither `ref_cnt` nor `free_queue`; a request that ends gives its blocks back

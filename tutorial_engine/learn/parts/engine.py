@@ -257,10 +257,13 @@ class OwnEngine(PartsHolder):
         return self.generate(prompt, window=window).checker.text
 
     @torch.inference_mode()
+    def logits(self, token_ids: Sequence[int]) -> Tensor:
+        """Logits [T, V] after each of the ids, without a cache. PartFailed when a part raises."""
+        return self.model.compute_logits(self.model(Batch.from_sequences([list(token_ids)])))
+
     def last_logits(self, token_ids: Sequence[int]) -> Tensor:
-        """Logits [V] after the last of the ids, without a cache. PartFailed when a part raises."""
-        hidden = self.model(Batch.from_sequences([list(token_ids)]))
-        return self.model.compute_logits(hidden[-1:])[0]
+        """Logits [V] after the last of the ids. PartFailed as `logits`."""
+        return self.logits(token_ids)[-1]
 
     def tell(
         self,
