@@ -276,6 +276,8 @@ EXERCISES: dict[str, Exercise] = {
         ],
         wrong=[
             (lambda run: run([9, 8, 7, 6], []), "0 of 4"),
+            (lambda run: run([9, 8, 7], [5]), "and keys of each forward      3 and 3, 1 and 4"),
+            (lambda run: run([9, 8, 7], [5]), "two or more queries and earlier keys  in none"),
             (lambda run: run([65] * 4, [], 2), "2 of 4 bugs are caught. Not caught: decode starts"),
             (lambda run: run([9, 8, 7, 6], [], 2).argmax(-1), "the logits, and not tokens"),
             (lambda run: run([9], []) + torch.rand(1), "without a bug give different"),

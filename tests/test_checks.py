@@ -181,3 +181,9 @@ def test_right_attention_that_is_no_running_softmax_is_told_so(function: Functio
     keeps = ". But it keeps the scores of all"
     words = {list_of_scores: keeps, two_passes: ". But it reads keys more"}
     assert said.startswith(words.get(function, "")) and bool(said) == (function in words)
+
+
+def test_a_test_of_the_cache_that_is_longer_than_needed_is_told_so() -> None:
+    for tokens, end in ((4, "runs 4 tokens"), (10, "runs 10 tokens; fewer are enough")):
+        verdict = learn.check_cache_test(lambda run, n=tokens: run(range(n), [], 2))
+        assert verdict.ok and verdict.message.endswith(end)

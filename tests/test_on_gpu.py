@@ -10,6 +10,7 @@ from torch.autograd import DeviceType
 from tools.bench.record import FOLDER, gpu_page
 from tutorial_engine.lab.on_gpu import (
     ONE_BY_ONE,
+    Operations,
     count_launches,
     launches_and_work,
     launches_of_layer,
@@ -42,6 +43,13 @@ def test_what_was_measured_is_what_is_counted() -> None:
     alone = count_launches(1, one_call=False, context=8)
     gathers = 28 * launches_of_layer(1, one_call=False, context=8)["index_select"]
     assert abs(alone - gathers - ONE_BY_ONE.launches) < 0.05 * alone
+
+
+def test_views_and_memory_that_nobody_fills_need_no_kernel() -> None:
+    x = torch.ones(3)
+    with torch.inference_mode(), Operations() as seen:  # a cast needs one
+        x.view(-1).to(x.dtype).add_(x.half()).new_empty(3)
+    assert seen.kernels == {"to": 1, "add": 1}
 
 
 def event(name: str, on_gpu: bool, start: float, end: float) -> Any:

@@ -62,9 +62,7 @@ if TYPE_CHECKING:
         Work,
         against_the_roof,
         best_seconds,
-        count_operations,
         ready,
-        token_times,
     )
     from tutorial_engine.lab.patching import Patched, patch_heads, residual_stream
     from tutorial_engine.lab.pool_log import pool_log as log_of_pool
@@ -112,7 +110,6 @@ __all__ = [
     "context_shift",
     "continued",
     "count_launches",
-    "count_operations",
     "decode_table",
     "decode_times",
     "dial_table",
@@ -148,7 +145,6 @@ __all__ = [
     "shift_gap",
     "shifted_text",
     "sweep_block_sizes",
-    "token_times",
     "trade_table",
     "vllm_path",
     "vllm_said",

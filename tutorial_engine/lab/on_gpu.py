@@ -7,15 +7,17 @@ has shapes and no numbers.
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 from torch.autograd.profiler_util import FunctionEvent
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from tutorial_engine.cache.config import KVCacheSpec
 from tutorial_engine.cache.storage import KVStorage
-from tutorial_engine.lab.one_forward import Operations
 from tutorial_engine.lab.sizing import QWEN3_06B
 from tutorial_engine.model.attention import SdpaAttention
 from tutorial_engine.model.batch import Allocation, Batch
@@ -82,6 +84,33 @@ SERVING = (
 # -- what can be counted --------------------------------------------------------------------------
 
 META = "meta"  # PyTorch's device that has shapes and no numbers
+NO_KERNEL = ("aten.empty", "aten.new_empty", "aten.detach")
+
+
+class Operations(TorchDispatchMode):
+    """Inside, the operations of PyTorch that compute are counted by name, in `kernels`.
+
+    A view of a tensor and memory that nobody fills need no kernel.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kernels: Counter[str] = Counter()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        made = func(*args, **(kwargs or {}))
+        is_view = _memory_of(made) <= _memory_of((args, kwargs)) and not func._schema.is_mutable
+        if not is_view and not str(func).startswith(NO_KERNEL):
+            self.kernels[func._schema.name.rpartition("::")[2].strip("_")] += 1
+        return made
+
+
+def _memory_of(values: object) -> set[int]:
+    """Which memories the tensors among these values lie in."""
+    tensors = (one for one in tree_leaves(values) if isinstance(one, Tensor))
+    return {one.untyped_storage()._cdata for one in tensors}
 
 
 def count_launches(

@@ -1,20 +1,16 @@
-"""One forward of a model on this machine: its time, its operations.
+"""One forward of a model on this machine, and its time.
 
 The times are the least of several, because whatever else the machine does only adds to them.
 """
 
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from tutorial_engine.cache.rows import StaticKVCache
-from tutorial_engine.engine.generate import stream
 from tutorial_engine.engine.request import Request
 from tutorial_engine.engine.runner import forward
 from tutorial_engine.lab.roofline import (
@@ -28,7 +24,6 @@ from tutorial_engine.model.batch import Batch
 from tutorial_engine.model.batched_attention import fast_attention
 from tutorial_engine.model.config import ModelConfig
 from tutorial_engine.model.decoder import CausalLM
-from tutorial_engine.sampling.params import SamplingParams
 
 AGAIN = 3  # measurements of a machine that seems to be faster than its own limits
 
@@ -84,70 +79,6 @@ def best_seconds(ways: Sequence[Callable[[], object]], repeat: int = 9) -> list[
             began = time.perf_counter()
             way()
             best[i] = min(best[i], time.perf_counter() - began)
-    return best
-
-
-NO_KERNEL = ("aten.empty", "aten.new_empty", "aten.detach")
-
-
-class Operations(TorchDispatchMode):
-    """Inside, operations of PyTorch are counted, and by name in `kernels` those that compute.
-
-    A view of a tensor and memory that nobody fills need no kernel.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.count = 0
-        self.kernels: Counter[str] = Counter()
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
-    ) -> Any:
-        self.count += 1
-        made = func(*args, **(kwargs or {}))
-        is_view = _memory_of(made) <= _memory_of((args, kwargs)) and not func._schema.is_mutable
-        if not is_view and not str(func).startswith(NO_KERNEL):
-            self.kernels[func._schema.name.rpartition("::")[2].strip("_")] += 1
-        return made
-
-
-def _memory_of(values: object) -> set[int]:
-    """Which memories the tensors among these values lie in."""
-    tensors = (one for one in tree_leaves(values) if isinstance(one, Tensor))
-    return {one.untyped_storage()._cdata for one in tensors}
-
-
-def count_operations(run: Callable[[], object]) -> int:
-    """How many operations PyTorch starts while the function runs."""
-    with Operations() as counter:
-        run()
-    return counter.count
-
-
-def token_times(
-    model: CausalLM, prompt: Sequence[int], repeat: int = 7, steps: int = 4
-) -> list[tuple[float, float]]:
-    """TTFT and TPOT in milliseconds, with a cache and without one: the least, over `steps` tokens.
-
-    Both ways are run in turn, and take the same attention kernel.
-    """
-    params = SamplingParams(max_tokens=steps, ignore_eos=True)
-    best = [(float("inf"), float("inf"))] * 2
-    usual, model.default_attention = model.default_attention, fast_attention(model.device)
-    try:
-        for _ in range(repeat):
-            for i, use_cache in enumerate((True, False)):
-                began = time.perf_counter()
-                stamps = [
-                    1000 * (time.perf_counter() - began)
-                    for _ in stream(model, [prompt], params, use_cache=use_cache)
-                ]
-                ttft, tpot = best[i]
-                each = (stamps[-1] - stamps[0]) / (steps - 1)
-                best[i] = min(ttft, stamps[0]), min(tpot, each)
-    finally:
-        model.default_attention = usual
     return best
 
 
