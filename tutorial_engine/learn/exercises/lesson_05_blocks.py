@@ -142,6 +142,8 @@ TAKE_SLIPS: Slips = slips_of(
         the block that was taken is no key of `hashes` any more
     hashes[block] = None → hashes.update(dict.fromkeys(hashes))
         all blocks have lost their hashes
+    pop(0) → pop([*map(hashes.get, free_queue), None].index(None) % len(free_queue))
+        takes a block without a hash first; the front of the queue is next, with a hash or without
     """,
 )
 

@@ -88,6 +88,12 @@ FIND_SLIPS: Slips = slips_of(
         each block is looked up by the tokens of the first block
     len(token_ids), → len(token_ids) + 1,
         no token is left to run where all of them are cached
+    len(token_ids), → len(token_ids) - 1 + block_size,
+        finds the last block of a prompt although no token is left to run; one must run, or there
+        are no logits
+    len(token_ids), → len(token_ids) + 1,
+    return found → return found[:-1]
+        always leaves out the last block found; it counts, too, if a token is left to run behind it
     """,
 )
 
