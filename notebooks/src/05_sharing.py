@@ -686,7 +686,9 @@ for one in when_full(kept):
     print(f"{one.request_id} had {one.num_tokens}, finds {one.num_found}")
 
 # %% [markdown]
-# <details><summary>Why is E preempted only once?</summary>
+# Now E is preempted once, and waits until step 32.
+#
+# <details><summary>Why only once?</summary>
 #
 # E's text begins like A's, so E finds 8 tokens. With its first chunk of 256 it has 264 when it is preempted. Just after
 # that, E would find up to 264 tokens. Their blocks stand in the free queue, so taking them uses up free blocks, too. The
