@@ -125,6 +125,7 @@ FIND = slips_of(
     return found → cached.clear(); return found
         `cached` has changed
     range(block_size, len(token_ids), → range(block_size, len(token_ids) + block_size - 1,
+    break → continue
         left to run  no token
     range(block_size, len(token_ids), block_size) → iter(lambda: block_size, 0)
     hash_of(last, → hash_of(None,

@@ -2,15 +2,15 @@
 # # 04 · Pages, cells and layers
 #
 # In notebook 03 each request had a whole row of memory. Here you give memory out in small pieces, when it is needed. Only
-# the *map* changes: it says in which *slot* K and V of each token lie.
+# the *map* changes: where K and V of each token lie.
 #
 # | sitting | about | time |
 # |---|---|---|
-# | sections 1 to 6 | blocks, block tables, attention in place | 2 hours |
-# | sections 7 to 9 | cells, block size, vLLM's blocks | 50 minutes |
+# | sections 1 to 6 | blocks, block tables, attention in place | 2¼ hours |
+# | sections 7 to 9 | cells, block size, vLLM's blocks | 1¼ hours |
 # | 10 and 11, optional | context shift, order in memory | 30 minutes |
 #
-# You should have done notebook 03, or know what admission and a step are. You may skip folded code.
+# A beginner needs up to a third more. You should have done notebook 03, or know what admission is. Skip folded code.
 
 # %%
 import torch
@@ -83,7 +83,7 @@ race.set(step=35)
 race
 
 # %% [markdown]
-# The same memory serves four users at once, or twelve. No answer differs. In the rows most slots are pale: they are
+# The same memory serves four users at once, or twelve. No answer differs. In the rows most slots are hatched: they are
 # reserved for a user, and hold nothing. (The milliseconds are those of the virtual clock of notebook 03. A to D are answered
 # sooner on rows: section 5 says why.)
 #
@@ -136,7 +136,8 @@ if predictions.reveal("waste", (most >= 60) + (most > 150)):
 # Where rows have different lengths, gaps between them can be too short for the next request: *external
 # fragmentation*. On a GPU, the memory for K and V decides how many requests can run at once, so both cost users. Kwon
 # et al. ("PagedAttention", SOSP 2023) measured that between a fifth and two fifths of this memory held tokens in the
-# engines of that time. You build now what they proposed.
+# engines of that time. You now build what they proposed. (The paper calls room that is used later *reserved*, and only
+# room that is never used internal fragmentation. Our pictures count both as waste.)
 
 # %% [markdown]
 # ## 2 · Blocks for a budget
@@ -184,8 +185,8 @@ run = server.serve(PROMPTS, params, memory_bytes=200_000)
 print("the pool has", run.trace.settings["num_blocks"], "blocks")
 
 # %% [markdown]
-# When vLLM starts, it prints two numbers about its pool, for requests of the greatest allowed length. The first is how
-# many tokens of such requests fit. The second is how many such requests fit.
+# When vLLM starts, it prints two numbers about its pool. The first is the size of the pool in tokens. The second is this
+# size divided by the greatest allowed length: how many requests of that length fit at the same time.
 
 # %%
 predictions.ask(
@@ -287,12 +288,14 @@ block_view(on_pages.trace.trace(), step=2, labels=labels, simple=True) if chosen
 # %% [markdown]
 # A token that was only chosen has no K and V yet. It needs a slot when it *runs*, one step later. So a request takes a
 # new block at the last moment. Only its last block can be partly empty: it is *open*.
-#
+
+# %% [markdown]
 # ### Exercise 3: a slot for the next token (5 minutes)
 #
 # Before a token runs, its position `pos` needs a slot. If the table has no block for it yet, take the first block out of
 # `free_blocks`, and append it to the table. Change both lists in place. Return the slot. If a block is needed and none
-# is free, change nothing and return `None`. (A table may have more blocks than needed.)
+# is free, change nothing and return `None`. (The table may already have a block for `pos` and for later positions. Then take none,
+# also where a new block would begin.)
 #
 # <details><summary>Hint</summary>In which logical block does <code>pos</code> lie? When does the table have no block for it
 # yet? The slot is that of exercise 2.</details>
@@ -330,7 +333,8 @@ run = server.serve(PROMPTS, params)
 # %% [markdown]
 # The explorer runs the same three requests, with 6 new tokens each. Which lines cross, and why? Step back and watch
 # the tables grow. Then change the block size. (With 2 the 12 blocks are too few, and some requests must give
-# theirs back, as in notebook 05. With 1 the pool has 12 slots: A and B do not fit, and end before their 6 tokens.)
+# theirs back, as in notebook 05. With 1 the pool has 12 slots. Here a request may have at most 12 tokens, prompt and
+# answer together, so A ends after 2 new tokens and B after 5.)
 
 # %% tags=["figure-block-explorer"]
 from tutorial_engine.viz import ALL_AT_ONCE, BlockExplorer
@@ -432,9 +436,16 @@ print("the pool has", storage.num_slots, "slots,", storage.num_bytes // 1024, "K
 # keeps only two numbers and one vector for a query. FlashAttention is built on it, and so is your exercise.
 
 # %% [markdown]
-# In fp32 exp(89) is infinite. So a softmax subtracts the largest score from all scores. Here the scores come block by
-# block, and a later block may have a larger one. s and v are the scores and values of one block. m′, l′ and acc′ are
-# m, l and acc after this block:
+# In fp32 exp(89) is infinite. So a softmax subtracts the largest score m from all scores s, and divides by l, the sum of
+# all e^(s − m). Here the scores come block by block, and a later block may have a larger one.
+#
+# Take three scores: 1 and 0 in the first block, 2 in the second. After the first block m = 1 and l = e⁰ + e⁻¹ = 1.37. The
+# second block has a larger score, so m′ = 2. The old weights were e^(s − 1) and must become e^(s − 2): multiply them by
+# e^(1 − 2) = 0.37. So l′ = 1.37 · 0.37 + e⁰ = 1.50.
+
+# %% [markdown]
+# The weighted sum of the values, acc, needs the same factor. s and v are the scores and values of one block. m′, l′ and
+# acc′ are m, l and acc after this block:
 #
 # - **m**, the largest score so far: m′ = max(m, max s)
 # - **l**, the sum of the weights: l′ = l · e^(m − m′) + Σ e^(s − m′)
@@ -455,7 +466,7 @@ from tutorial_engine.viz import record_softmax, running_softmax_picture
 running_softmax_picture(record_softmax(model, tokenizer, PROMPTS, layer=2, head=1))
 
 # %% [markdown]
-# ### Exercise 4: attention in place (15 minutes)
+# ### Exercise 4: attention in place (30 minutes)
 #
 # Read one block at a time, and never put blocks together. Stop after `kv_len` tokens: slots without a token may hold anything.
 # The engine calls you once for each query, with `kv_len` = its position + 1. So `kv_len` is the causal mask: the first
@@ -507,8 +518,8 @@ from tutorial_engine.cache import NaivePagedAttention, attend_in_blocks
 show_source(attend_in_blocks)
 
 # %% [markdown]
-# A second version, `PagedAttention`, works on many blocks in one call, because the sums of different blocks can be
-# merged in any order. All three ways give the same tokens:
+# A second version, `PagedAttention`, works on many blocks in one call. Two parts merge as two blocks do: bring both to
+# the larger m, then add l and acc. All three ways give the same tokens:
 
 # %% jupyter={"source_hidden": true}
 from tutorial_engine.lab import PagedAttention
@@ -524,7 +535,7 @@ for name, backend in ways.items():
 # %% [markdown]
 # No byte of K or V is copied any more. Is it faster, too? We measure a decode step over 960 tokens, whose blocks are
 # scattered at random. Each way takes 11 steps, in turn with the others, and the median counts. The cell also
-# measures other block sizes, for section 8, so it takes some time.
+# measures other block sizes, for section 8, so it takes about 10 seconds.
 
 # %% tags=["nbval-ignore-output"]
 from tutorial_engine.lab import decode_table, decode_times
@@ -574,15 +585,14 @@ for name, by_size in times.items():
 # ```
 #
 # `load_vector`, `load_block`, `weighted_sum` and `store_vector` stand for address arithmetic. Each request has a row of
-# `MAX_BLOCKS` entries in `TABLES`. `GROUP` is how many query heads share a K/V head (GQA). This listing loads a K/V head
-# once for each of its query heads. A real kernel loads it once for all of them.
+# `MAX_BLOCKS` entries in `TABLES`. `GROUP` is how many query heads share a K/V head.
 #
 # </details>
 
 # %% [markdown]
 # ---
 #
-# **The first sitting ends here.** The second sitting takes about 50 minutes. If you begin there after a restart, first
+# **The first sitting ends here.** The second sitting takes about 1¼ hours. If you begin there after a restart, first
 # run all cells above (menu Run, "Run All Above Selected Cell").
 #
 # ---
@@ -728,10 +738,12 @@ if predictions.reveal("freed", {0: "none"}.get(len(freed), str(len(freed)))):
 #
 # **Objective:** choose a block size by what it costs.
 #
-# Cells, pages and rows are three maps over the same kind of storage. The block size is the dial between them: at one
-# end a cell for each token, at the other a row for each request. Twelve requests come, one every 20 ms. Eight
-# begin with the same 8 tokens. All share 256 slots. Pages keep full blocks of earlier requests and use them again
-# (notebook 05). Cells and rows do not.
+# Cells, pages and rows are three maps over the same kind of storage. The block size is the dial (a knob that you turn)
+# between them: at one end a cell for each token, at the other a row for each request. Cells and pages of 1 both have one
+# token in a piece. They differ in the map. Cells have one table for all, with positions and owners. Pages have a
+# block table for each request, and keep full blocks for later requests (notebook 05).
+#
+# Twelve requests come, one every 20 ms. Eight begin with the same 8 tokens. All share 256 slots.
 
 # %%
 predictions.ask(
@@ -744,7 +756,8 @@ predictions.ask(
 from tutorial_engine.lab import dial_table, sharing, sweep_block_sizes
 from tutorial_engine.viz import dial
 
-points = sweep_block_sizes(model, sharing(prompts[0][:8], 512), num_slots=256, max_len=64)
+arrivals = sharing(prompts[0][:8], model.config.vocab_size)  # behind the 8 tokens: random ones
+points = sweep_block_sizes(model, arrivals, num_slots=256, max_len=64)
 first = min(points, key=lambda point: point.milliseconds).position
 answer = {"cells": 0, "rows": 3}.get(first) if isinstance(first, str) else 1 + (first > 8)
 if chosen := predictions.reveal("dial", answer):
@@ -753,24 +766,26 @@ if chosen := predictions.reveal("dial", answer):
 dial(points) if chosen else None
 
 # %% [markdown]
-# **How to read it.** Begin with the left panel. The others and the table show the reasons.
+# (The picture appears when you have chosen an answer.) Begin with its left panel. The others show why:
 #
 # - **Pages of 1 to 8** all need 573 ms: they run the same 273 tokens. The engine *finds* K and V of the common 8 tokens
-#   in blocks of an earlier request (notebook 05).
+#   in blocks of an earlier request.
 # - **Pages of 16 and 32** find nothing, because 8 tokens fill no such block. They also leave more slots empty. So
 #   fewer requests run *at once*, and some are *preempted*: they give their memory back and run again.
 # - **Cells** leave no slot empty at the end of a block, but here nobody keeps those of earlier requests.
 # - **Rows** have room for four requests only.
 
 # %% [markdown]
-# Small blocks have a price: more *table entries*, and a context in more pieces, which our engine must *gather*. The
-# virtual clock does not count this price.
-#
+# Small blocks have a price, which the virtual clock does not count: more *table entries*, and more K and V that our
+# engine must *gather*. With blocks of 1, nearly every context must be gathered. With blocks of 16 and 32 most contexts
+# lie in one block or in neighbouring ones, where a view is enough.
+
+# %% [markdown]
 # **Why 16?** On a GPU vLLM's default is 16 tokens in a block for ordinary models. (Some attention kernels need 32, 64
 # or 128. Models that also have state-space layers, *hybrid models*, get blocks of hundreds or thousands: notebook 05,
-# section 4.) Here pages of 8 and less are faster, but these requests are short. The next cell takes longer ones. It
-# measures two times per token: *bookkeeping* is the work of the block manager, *gathering* is to copy
-# K of one layer out of scattered blocks.
+# section 4.) Here pages of 8 and less are faster, but these requests are short. The next cell takes 32 requests with
+# prompts of 32 to 512 tokens and 16 to 128 new ones. It measures two times per token: *bookkeeping* is the work of
+# the block manager, *gathering* is to copy K of one layer out of blocks that lie anywhere.
 
 # %% tags=["nbval-ignore-output"] jupyter={"source_hidden": true}
 from tutorial_engine.lab import block_size_trade, trade_table
@@ -792,8 +807,7 @@ print(decode_table(times))  # measured in section 6
 #
 # So 16 is a compromise. Larger blocks mean fewer turns and less bookkeeping. Smaller blocks waste less,
 # and find more of a common beginning. In a kernel a turn starts no PyTorch operations, so small blocks cost less
-# there. SGLang's default is 1 where the attention kernel allows it (on NVIDIA's large B200 the
-# default kernel makes it 64).
+# there. SGLang's default is 1 where the attention kernel allows it.
 
 # %% [markdown]
 # **Try it.** Now all twelve users begin with the same 10 tokens. At which block size are most tokens found and fewest
@@ -821,11 +835,11 @@ dials
 # **Objective:** compare your allocation with that of another engine, step by step.
 #
 # Two runs of vLLM 0.32 with the shipped model were recorded on a CPU: the blocks of each request in each step, and how
-# many were free. vLLM's attention on a CPU needs a multiple of 32 tokens in a block (128 by default). These runs
-# were recorded with 32, so `server` has such blocks, too.
+# many were free. In this version, vLLM's attention on a CPU takes only blocks of a multiple of 32 tokens (128 by
+# default). These runs were recorded with 32, so `server` has such blocks, too.
 
 # %% [markdown]
-# Now `server` serves the same requests, with as many bytes. Your `num_blocks` turns the bytes into
+# Now `server` serves the same requests, with as many bytes as the blocks have that vLLM may give out. Your `num_blocks` turns the bytes into
 # blocks. Your `allocate` is asked for each new token, and must give the slot of the engine's block manager. If vLLM's block 9 is our block 0 once, it must be so in
 # every step. If your `slots` is wrong, the steps are the same and the answers are not. So the tokens are compared as
 # well. (`block_attention` is not called here: it decides nothing.)
@@ -871,7 +885,7 @@ print(others_beside_vllm(model, tokenizer, lesson=4))
 #
 # You can turn a memory budget into blocks, find the slot of a position, and read K and V where they lie, with a running
 # softmax. You can read a table of cells, and choose a block size by what it costs. In notebook 05
-# requests *share* blocks, memory gets full, and a bug lets one user read what another one wrote.
+# requests *share* blocks, memory gets full, and a bug lets one user read from another user's conversation.
 
 # %% [markdown]
 # ---
@@ -1015,9 +1029,14 @@ layouts_picture(layouts(few_numbers), layer=1, token=1, num_tokens=5)  # the las
 # do. This is one reason why vLLM, SGLang and llama.cpp keep the data by layer by default.
 
 # %% [markdown]
-# Our pages and cells are as in the second row of the picture, our rows as in the third. In vLLM 0.32 a layer's
-# block has the heads first, and for each head K and V of a token lie side by side: [blocks, K/V heads, block size,
-# 2 · head_dim] (vLLM's pull request [44455](https://github.com/vllm-project/vllm/pull/44455)).
+# Our pages and cells are as in the second row of the picture, our rows as in the third.
+#
+# In vLLM 0.32 K and V of a token and head lie side by side (pull request
+# [44455](https://github.com/vllm-project/vllm/pull/44455)): the shape of a layer is [blocks, K/V heads, block size,
+# 2 · head_dim]. The order in memory is another matter (pull request
+# [51718](https://github.com/vllm-project/vllm/pull/51718), August 2026). Where the attention kernel does not ask for another
+# order, the tokens of a block come before its heads, as in the second row. Some kernels ask for heads first, for example
+# those on a CPU.
 
 # %%
 print(predictions.score())

@@ -2,7 +2,7 @@
 # # 05 · Shared beginnings and full memory
 #
 # In notebook 04 each request had blocks of its own. Here requests *share* blocks, and the memory gets full. You write
-# the search in the prefix cache, the eviction and the preemption. At the end, recorded runs of vLLM judge your parts: in
+# the search, the eviction and the preemption. At the end, recorded runs of vLLM judge your parts: in
 # how many steps do they decide the same?
 #
 # | sitting | about | time |
@@ -10,8 +10,7 @@
 # | sections 1 to 3 | sharing, eviction, a strange answer | 1¾ hours |
 # | sections 4 to 7 | misses, full memory, your whole engine | 1¼ hours |
 #
-# You should have done notebook 04 up to section 4, or know what a block table is. You may skip
-# folded code.
+# A beginner needs up to a third more. You should have done notebook 04 up to section 4, or know what a block table is.
 
 # %%
 import torch
@@ -228,7 +227,7 @@ box("fork")
 # prefix cache. A block that is freed goes to the end, so the block that was *least recently used* is evicted first. This
 # rule is called *LRU*.
 #
-# Below, A had a prompt of 12 tokens and held the blocks 0, 1 and 2 of 7. It is over, and they go to the end of the queue.
+# Below, A had a prompt of 12 tokens and held the blocks 0, 1 and 2 of 7. It has ended, and they go to the end of the queue.
 # In which order?
 
 
@@ -265,12 +264,13 @@ queue_picture(pool_of_7.trace.trace(), [1])
 
 # %% [markdown]
 # The *tail* of A, block 2, goes to B and is evicted. Blocks 0 and 1 stay in the queue with their hashes, so C finds them.
-# If the head had gone first, C would have found nothing, because the search starts at the first block and stops at the
+# If block 0 had gone first, C would have found nothing, because the search starts at the first block and stops at the
 # first miss.
 #
 # All three blocks of A were full. The last block of a request is often open when the request ends. An open block has no
 # hash, so nobody can find it, and nothing is lost when it is taken. Therefore blocks without a hash go to the *front*
-# of the queue. In vLLM `BlockPool.free_blocks` (vllm/v1/core/block_pool.py) does the same.
+# of the queue. In vLLM `BlockPool.free_blocks` (vllm/v1/core/block_pool.py) does the same since pull request
+# [42656](https://github.com/vllm-project/vllm/pull/42656) (2026).
 
 # %% [markdown]
 # ### Exercise 2: a request ends and gives its blocks back (10 minutes)
@@ -330,16 +330,18 @@ chosen = predictions.reveal("coat", 2 if story.stale else 0)
 leak_picture(story) if chosen else None
 
 # %% [markdown]
-# The hashes of user 1's beginning led to blocks 0 and 1. At first, these blocks did hold user 1's text. But
-# user 2 had taken both in the meantime, and *nobody forgot their old hashes*. So the model read K and V of " yellow",
-# " coat" and others as those of user 1's first words. The three keys in block 0 are still rotated for the positions 32
-# to 34 (RoPE, notebook 01), and not for 0 to 2; those in block 1 for 28 to 31, and not for 4 to 7. But the text
-# reads well, and no error was raised. This is a *stale* read: what is read is old, and no longer valid.
+# The hashes of user 1's beginning led to blocks 0 and 1. At first, they held user 1's text. But
+# user 2 had taken both, and *nobody forgot their old hashes*. So the model read K and V of " yellow",
+# " coat" and others as those of user 1's first words. (These tokens are of the answer to user 2, which repeats his coat.)
+#
+# The three keys in block 0 are still rotated for the positions 32 to 34 (RoPE, notebook 01), and not for 0 to 2; those in
+# block 1 for 28 to 31, and not for 4 to 7. But the words are ordinary words of a story, and no error was raised.
 
 # %% [markdown]
-# Such bugs happen. In vLLM 0.25.1 a streaming session (a request whose prompt comes in parts) could replace tokens of a
-# block that had its hash already. The hash stayed. A later request with the old tokens could find the block, and read K and V of
-# the new ones ([issue 49449](https://github.com/vllm-project/vllm/issues/49449)).
+# This is a *stale* read: what is read is old, and no longer valid. Such bugs happen. One was reported in July 2026 for
+# vLLM 0.25.1. A streaming session (a request whose prompt comes in parts) could replace tokens of a block that had its
+# hash already. The hash stayed. A later request with the old tokens could find the block, and read K and V of the new
+# ones ([issue 49449](https://github.com/vllm-project/vllm/issues/49449)).
 
 # %% [markdown]
 # ### Exercise 3: hand out a free block (5 minutes)
@@ -387,8 +389,9 @@ run = server.serve([anna, tom, anna], SamplingParams(max_tokens=28), **one_by_on
 # - a hash of own tokens only: the block before is left out;
 # - found too early: a block is found now, but its K and V are written in a later step;
 # - a shared block is written: two answers to one prompt write to it;
-# - blocks are freed head first.
-#
+# - blocks are freed head first: block 0 of a table before the others.
+
+# %% [markdown]
 # The tests are: each request alone in a fresh pool; several together, in chunks; three answers (*samples*) to one prompt; and
 # one after the other in a small pool. After each step `check_integrity` compares tables, counts, free queue and hashes.
 # It never looks at tokens, K or V.
@@ -487,11 +490,12 @@ check_causes(causes() or {}, runs)
 
 # %% [markdown]
 # In 2026 many ask about a case of `SHORT`. *Hybrid models* have state-space layers beside those with attention. Such
-# a layer keeps one state of fixed size, in place of K and V. vLLM makes a block at least as large as this state: for 528
-# to several thousand tokens. A shorter common beginning fills no block (vLLM issues
+# a layer keeps one state of fixed size, in place of K and V. vLLM makes a block at least as large as this state: from some
+# hundred to several thousand tokens. By default a shorter common beginning finds nothing (vLLM issues
 # [40696](https://github.com/vllm-project/vllm/issues/40696),
 # [47430](https://github.com/vllm-project/vllm/issues/47430) and
-# [53749](https://github.com/vllm-project/vllm/issues/53749)).
+# [53749](https://github.com/vllm-project/vllm/issues/53749)). Since July 2026 `--prefix-match-unit` can let a hit end
+# inside such a block (pull request [46384](https://github.com/vllm-project/vllm/pull/46384)).
 
 # %%
 box("same_step")
@@ -637,6 +641,9 @@ box("swap")
 # | new tokens | 32 each, E 4 |
 # | prompt of E, the last in the queue | 387 (97 blocks): fits when the others are done |
 # | first chunk of E | 256 |
+#
+# <details><summary>Hint for the next question</summary>The first chunk of E needs 64 blocks. E comes in every second step, until the users need
+# more than 36.</details>
 
 # %%
 predictions.ask(
@@ -662,12 +669,14 @@ timelines(rules, title="The same requests under two rules of admission") if chos
 
 # %% [markdown]
 # Under the second rule, E runs its first chunk. In the next step its second chunk finds no room. E is the
-# last that runs, so it is preempted itself (✕). Then it is admitted again. A wide bar is a slow step: A's decode
+# last that runs, so it is preempted (✕). Then it is admitted again. A wide bar is a slow step: A's decode
 # waits for E's chunk, which is thrown away. This is *thrash*. Under the first rule, E waits until they are done.
 #
 # E's first chunk takes 64 of the 100 blocks, so 36 are left. The users fill all 36 in step 24, and need 39 in
-# step 26. So E comes in the steps 0, 2, … 24: 13 times.
-#
+# step 26. So E comes in the steps 0, 2, … 24, and each time gives way one step later: 13 times. In step 32 it comes again
+# and stays.
+
+# %% [markdown]
 # The runs above have no prefix cache. This is the second rule with one:
 
 # %%
@@ -677,17 +686,17 @@ for one in when_full(kept):
     print(f"{one.request_id} had {one.num_tokens}, finds {one.num_found}")
 
 # %% [markdown]
-# | E | tokens |
-# |---|---|
-# | its prompt | 387 |
-# | found first: its text begins like A's | 8 |
-# | its first chunk | 256 |
-# | so it has when it is preempted | 264 |
-# | found when it comes back | 232 |
+# Now E is preempted once, and waits until step 32.
 #
-# Why is it preempted only once? The blocks that it would find stand in the free queue, so they need room, too. The
-# other 123 fit into one chunk. So the second rule asks for room for all 387, like the first one, and E waits.
-# Meanwhile the users take some of its blocks. If the rest did not fit into one chunk, E could thrash again.
+# <details><summary>Why only once?</summary>
+#
+# E's text begins like A's, so E finds 8 tokens. With its first chunk of 256 it has 264 when it is preempted. Just after
+# that, E would find up to 264 tokens. Their blocks stand in the free queue, so taking them uses up free blocks, too. The
+# other 123 tokens are one chunk. Together this is the whole prompt, so here the second rule asks for as much as the
+# first, and E waits. Meanwhile the users take 8 of these blocks, so in step 32 E finds 232 tokens and not 264. If the
+# rest did not fit into one chunk, E could thrash again.
+#
+# </details>
 
 # %%
 box("admission")
@@ -709,9 +718,9 @@ print(bring(server, "03_scheduler.ipynb"))
 # %% [markdown]
 # Twelve users, A to L, a pool that is too small for them, and your code from the first matrix product to the last
 # block that is given back. (Your `block_attention` has taken the place of `attention`, `kv_head` and `window_mask` of notebook 01.
-# `keep_top_p` is not asked: all choices are greedy.) In the
+# `keep_top_p` is not called: all choices are greedy.) In the
 # picture, look at *recompute*. E had computed 17 tokens and runs only 2: one that it lost and its newest one. The others were
-# hits. F to L found nothing, so they run all their tokens again.
+# hits. F to L found nothing, because others had taken their blocks. So they run all their tokens again.
 
 # %% tags=["figure-preempted"]
 from tutorial_engine.trace import Preempted
@@ -757,14 +766,17 @@ for name, group in (groups | {"all": paths}).items():
 # small, and `server` serves the same requests with your parts. A step has vLLM's *plan* if it runs as many tokens of each request,
 # finds as many (for requests that come for the first time) and preempts the same ones. The step counts as vLLM's if the
 # blocks correspond, too. (If vLLM's block 5 is our block 0 once, it must be so in every step.)
-#
-# First, two other functions `free`. They put all blocks at the end of the queue, those without a hash as well:
+
+# %% [markdown]
+# First, two other functions `free`. They put all blocks at the end of the queue, those without a hash as well. (*Head
+# first*: block 0 of the table is freed first; *tail first*: the last one.)
 
 # %%
 from tutorial_engine.lab import recorded_decisions
 from tutorial_engine.learn import others_beside_vllm
 
-print(len(recorded_decisions()), "runs of vLLM 0.32 are in the package. Two of them:")
+print(len(recorded_decisions()), "runs of vLLM 0.32 are in the package, and one more in the tests.")
+print("Two of them:")
 print(others_beside_vllm(model, tokenizer, lesson=5))
 
 # %% [markdown]

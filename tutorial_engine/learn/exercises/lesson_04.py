@@ -161,7 +161,7 @@ ALLOCATIONS: tuple[
     ([3], [0, 5], 4, 4),  # and the next one
     ([3, 0], [5, 6], 4, 5),
     ([7, 2, 5, 8], [1, 4], 4, 8),  # the table has its block already
-    ([4, 9], [2, 6], 1, 2),
+    ([4, 9], [2, 6], 2, 4),
     ([3], [5], 4, 2),
     ([6, 1], [], 4, 6),  # no block is free, and none is needed
     ([6], [], 4, 4),  # none is free, and one is needed

@@ -159,6 +159,8 @@ TAKE_SLIPS: Slips = slips_of(
         takes the block out of `hashes`; it stays there, with None as its hash
     hashes[block] = None → hashes.update(dict.fromkeys(hashes))
         takes the hashes of all blocks away; only the block that is taken loses its hash
+    pop(0) → pop([*map(hashes.get, free_queue), None].index(None) % len(free_queue))
+        takes a block without a hash first; the front of the queue is next, with a hash or without
     """,
 )
 

@@ -93,6 +93,12 @@ FIND_SLIPS: Slips = slips_of(
         looks each block up by the tokens of the first block; each block has tokens of its own
     len(token_ids), → len(token_ids) + 1,
         leaves no token to run where all are cached; without one that runs there are no logits
+    len(token_ids), → len(token_ids) - 1 + block_size,
+        finds the last block of a prompt although no token is left to run; one must run, or there
+        are no logits
+    len(token_ids), → len(token_ids) + 1,
+    return found → return found[:-1]
+        always leaves out the last block found; it counts, too, if a token is left to run behind it
     """,
 )
 

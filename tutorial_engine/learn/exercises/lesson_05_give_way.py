@@ -124,7 +124,9 @@ def _played(function: SlotsFor, asks: str, run: str, needed: int) -> _Played:
         if request is not served:
             raise cannot_be(f"allocate is called for {request!r}, and it is {asks} that asks")
         if served in gave_way:
-            raise cannot_be(f"allocate({asks}) is called after {asks} gave way")
+            raise cannot_be(
+                f"allocate({asks}) is called after {asks} gave way; then None is to be returned"
+            )
         if any(answers):
             raise cannot_be(f"allocate({asks}) is called again after it gave slots")
         if len(answers) == 2 * len(run):
