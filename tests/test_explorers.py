@@ -48,31 +48,24 @@ from tutorial_engine.sampling.params import SamplingParams
 from tutorial_engine.sampling.sampler import Sampler, filter_logits
 from tutorial_engine.trace.events import TokenSampled
 from tutorial_engine.trace.pool import CELLS, ROWS
-from tutorial_engine.viz.attention_explorer import MAX_TOKENS, AttentionExplorer, attention_weights
-from tutorial_engine.viz.block_explorer import BlockExplorer
-from tutorial_engine.viz.cache_explorer import MAX_SLOTS, CacheExplorer
-from tutorial_engine.viz.calculator import MemoryCalculator, preset
-from tutorial_engine.viz.cell_explorer import (
-    APPEND,
-    CellExplorer,
-)
-from tutorial_engine.viz.dial_explorer import DialExplorer
-from tutorial_engine.viz.explorer import Explorer
-from tutorial_engine.viz.moving import moving
-from tutorial_engine.viz.picture import WIDGET_VIEW
-from tutorial_engine.viz.player import Frame, film_of, player, still
-from tutorial_engine.viz.race_view import BAR
-from tutorial_engine.viz.recorded import ALL_AT_ONCE, LATE_LONG, ONE_BY_ONE
-from tutorial_engine.viz.sampling_explorer import MOST_DRAWS, SamplingExplorer
-from tutorial_engine.viz.scene import HATCHED, Item, Scene, plain
-from tutorial_engine.viz.scheduler_explorer import (
-    CLASSES,
-    MINE,
-    STEPS,
-    SchedulerExplorer,
-)
-from tutorial_engine.viz.scheduler_view import COLUMNS, OVER
+from tutorial_engine.viz.drawing.picture import WIDGET_VIEW
+from tutorial_engine.viz.drawing.scene import HATCHED, Frame, Item, Scene, plain
+from tutorial_engine.viz.explorers.attention_explorer import MAX_TOKENS, AttentionExplorer
+from tutorial_engine.viz.explorers.block_explorer import BlockExplorer
+from tutorial_engine.viz.explorers.cache_explorer import MAX_SLOTS, CacheExplorer
+from tutorial_engine.viz.explorers.cell_explorer import APPEND, CellExplorer
+from tutorial_engine.viz.explorers.dial_explorer import DialExplorer
+from tutorial_engine.viz.explorers.explorer import Explorer
+from tutorial_engine.viz.explorers.memory_calculator import MemoryCalculator, preset
+from tutorial_engine.viz.explorers.moving import moving
+from tutorial_engine.viz.explorers.player import film_of, player, still
+from tutorial_engine.viz.explorers.race_explorer import BAR
+from tutorial_engine.viz.explorers.sampling_explorer import MOST_DRAWS, SamplingExplorer
+from tutorial_engine.viz.explorers.scheduler_explorer import CLASSES, MINE, STEPS, SchedulerExplorer
+from tutorial_engine.viz.run.attention_weights import attention_weights
+from tutorial_engine.viz.run.recorded import ALL_AT_ONCE, LATE_LONG, ONE_BY_ONE
 from tutorial_engine.viz.tokens import token_label, token_labels
+from tutorial_engine.viz.views.scheduler_view import COLUMNS, OVER
 from tutorial_engine.viz.words import counted, percent
 
 NASTY = ["<script>a</script>", '</svg>&"]]>', "a\x00\u202eb😀", "$x$\n\t "]

@@ -59,32 +59,28 @@ from tutorial_engine.trace.events import (
     TokenSampled,
 )
 from tutorial_engine.trace.pool import CELLS, ROWS
-from tutorial_engine.viz import cell_steps
-from tutorial_engine.viz.batch_plots import flat_batch
-from tutorial_engine.viz.block_plots import BlockView
-from tutorial_engine.viz.cell_steps import describe, find_changes, take_snapshot
-from tutorial_engine.viz.cell_view import cells_scene, heat_scale
-from tutorial_engine.viz.induction_view import recorded_two_steps, two_steps_picture
-from tutorial_engine.viz.layout_plots import LAYERS, layouts_picture
-from tutorial_engine.viz.model_plots import (
-    far_value,
-    gqa_picture,
-    qkv_picture,
-    recorded_projection,
-    three_token_picture,
-)
-from tutorial_engine.viz.parts import part_of, shade
-from tutorial_engine.viz.picture import Picture
-from tutorial_engine.viz.place_plots import IDLE, WASTED, Held, places, read_places
-from tutorial_engine.viz.request_look import look, tint
-from tutorial_engine.viz.scene import HATCHED
-from tutorial_engine.viz.scheduler_steps import SchedulerRun
-from tutorial_engine.viz.shapes import meta_shape_walk, shape_walk
-from tutorial_engine.viz.softmax_view import running_softmax_picture
-from tutorial_engine.viz.style import PAPER
-from tutorial_engine.viz.timeline_plots import timeline
+from tutorial_engine.viz.drawing.parts import part_of, shade
+from tutorial_engine.viz.drawing.picture import Picture
+from tutorial_engine.viz.drawing.request_look import look, tint
+from tutorial_engine.viz.drawing.scene import HATCHED
+from tutorial_engine.viz.drawing.style import PAPER
+from tutorial_engine.viz.run import cell_steps
+from tutorial_engine.viz.run.cell_steps import describe, find_changes, take_snapshot
+from tutorial_engine.viz.run.scheduler_steps import SchedulerRun
+from tutorial_engine.viz.run.shape_walk import meta_shape_walk, shape_walk
+from tutorial_engine.viz.run.trace_rows import rows
 from tutorial_engine.viz.tokens import token_labels
-from tutorial_engine.viz.trace_rows import rows
+from tutorial_engine.viz.views.block_view import BlockView
+from tutorial_engine.viz.views.cell_view import cells_scene, heat_scale
+from tutorial_engine.viz.views.flat_batch import flat_batch
+from tutorial_engine.viz.views.gqa_picture import gqa_picture
+from tutorial_engine.viz.views.layouts_picture import LAYERS, layouts_picture
+from tutorial_engine.viz.views.places import IDLE, WASTED, Held, places, read_places
+from tutorial_engine.viz.views.qkv_picture import far_value, qkv_picture, recorded_projection
+from tutorial_engine.viz.views.running_softmax_picture import running_softmax_picture
+from tutorial_engine.viz.views.three_token_picture import three_token_picture
+from tutorial_engine.viz.views.timeline import timeline
+from tutorial_engine.viz.views.two_steps_picture import recorded_two_steps, two_steps_picture
 from tutorial_engine.viz.words import listed, signed
 
 # -- timelines -------------------------------------------------------------------------------------

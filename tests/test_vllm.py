@@ -21,9 +21,9 @@ from tutorial_engine.trace.events import (
 )
 from tutorial_engine.trace.history import Replay
 from tutorial_engine.viz import block_view, places, timeline
-from tutorial_engine.viz.recorded import labels
-from tutorial_engine.viz.scheduler_steps import SchedulerRun
-from tutorial_engine.viz.scheduler_view import SchedulerView
+from tutorial_engine.viz.run.recorded import labels
+from tutorial_engine.viz.run.scheduler_steps import SchedulerRun
+from tutorial_engine.viz.views.scheduler_view import SchedulerView
 
 NAMES = sorted(file.stem for file in RUNS.glob("*.json"))
 

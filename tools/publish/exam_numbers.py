@@ -30,8 +30,8 @@ from tutorial_engine.sampling.sampler import min_p, top_k, top_p
 from tutorial_engine.trace import Recorder, Trace, history
 from tutorial_engine.trace.events import BlockTaken, Preempted, TokenSampled
 from tutorial_engine.viz import block_view, throughput_latency, token_labels
-from tutorial_engine.viz.scheduler_steps import SchedulerRun
-from tutorial_engine.viz.scheduler_view import SchedulerView
+from tutorial_engine.viz.run.scheduler_steps import SchedulerRun
+from tutorial_engine.viz.views.scheduler_view import SchedulerView
 
 Numbers = dict[str, Any]
 PEOPLE, THINGS = "Anna Ben Mia Tom Lily Sam".split(), ("a red kite", "a blue ball", "a green hat")
