@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
@@ -274,22 +274,11 @@ def api_pages() -> Iterator[tuple[str, str]]:
     for room in rooms:
         package = import_module(f"tutorial_engine.{room}")
         what = HEAD.sub("", (package.__doc__ or "").partition("\n")[0])
-        modules = list(modules_of(package.__path__, room))
+        modules = [f"{room}.{one.name}" for one in pkgutil.iter_modules(package.__path__)]
         yield room, api_page(room, what, modules, lessons)
     tree = ["```{toctree}", ":maxdepth: 1", *rooms, "```", ""]
     head = "# The package\n\nRooms by concept, in reading order; what the docstrings say.\n"
     yield "index", "\n".join([UNSEARCHED, head, *tree])
-
-
-def modules_of(folders: Iterable[str], name: str) -> Iterator[str]:
-    """The modules of a room, and those of its folders that a lesson introduces, too."""
-    for one in pkgutil.iter_modules(folders):
-        inner = f"{name}.{one.name}"
-        yield inner
-        if one.ispkg:
-            package = import_module(f"tutorial_engine.{inner}")
-            if HEAD.match(package.__doc__ or ""):
-                yield from modules_of(package.__path__, inner)
 
 
 def api_page(
