@@ -651,7 +651,8 @@ def test_a_lane_is_as_long_as_the_part_of_the_answer_that_its_user_has(
         bars = items(turn(made, step), r".*\.bar")
         for run, lap in made.laps.items():
             when, got = made.tick * step / 1000, dict[str, int]()
-            for user, life in lap.lives.items():
+            for life in lap.run.lives:
+                user = life.request_id
                 got[user] = sum(one <= when for one in life.token_times)  # it starts at 0
                 bar = bars.get(f"{run}.{user}.bar")
                 wide = 0.0 if bar is None else bar.attributes["width"]
@@ -675,7 +676,7 @@ def test_requests_come_when_the_pattern_says(scheduler: SchedulerExplorer) -> No
     came = {}
     for pattern in (ALL_AT_ONCE, ONE_BY_ONE, LATE_LONG):
         turn(scheduler, arrivals=pattern)
-        came[pattern] = [scheduler.run.came(name) for name in scheduler.run.lives]
+        came[pattern] = [scheduler.run.came(name) for name in scheduler.run.names]
     assert came == {ALL_AT_ONCE: [0, 0, 0], ONE_BY_ONE: [0, 3, 6], LATE_LONG: [0, 0, 0, 4]}
 
 
@@ -824,8 +825,9 @@ def test_the_table_has_the_numbers_that_the_rule_goes_by(
             outcome = words(scheduler, f"asked.{name}.outcome")[0]
             assert outcome.startswith("new token “") == (name in now.by_request(TokenSampled))
             assert outcome.startswith("waits: ") == (name in now.planned.waiting)
-        gone = [name for name in run.lives if not items(scheduler, f"asked.{name}.known")]
-        assert set(gone) == {*run.over(step), *run.to_come(step)}
+        gone = [name for name in run.names if not items(scheduler, f"asked.{name}.known")]
+        over = run.over(step - 1) if step else ()
+        assert set(gone) == {*over, *run.to_come(step)}
 
 
 # -- blocks ----------------------------------------------------------------------------------------
@@ -838,7 +840,7 @@ def test_the_explorer_of_notebook_05_evicts_at_7_blocks_and_preempts_at_5(
     explorer = BlockExplorer(model, tokenizer, prompts)
 
     def told(word: str, **knobs: Any) -> dict[int, str]:
-        steps = enumerate(turn(explorer, **knobs).run.steps)
+        steps = enumerate(turn(explorer, **knobs).run.blocks)
         return {i: fact for i, step in steps for fact in step.facts if word in fact}
 
     assert not told("evicted", num_blocks=8)

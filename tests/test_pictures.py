@@ -100,7 +100,7 @@ from tutorial_engine.viz.explorers.explorer import Explorer
 from tutorial_engine.viz.explorers.race_explorer import RaceExplorer
 from tutorial_engine.viz.explorers.sampling_explorer import SamplingExplorer
 from tutorial_engine.viz.explorers.scheduler_explorer import SchedulerExplorer
-from tutorial_engine.viz.run.block_facts import BlockRun, without_hashes
+from tutorial_engine.viz.run.block_run import BlockRun, without_hashes
 from tutorial_engine.viz.run.cell_steps import take_snapshot
 from tutorial_engine.viz.views.block_view import MAX_REQUESTS, BlockView, SimpleBlockView
 from tutorial_engine.viz.views.jukebox_frames import Take, jukebox_frames
@@ -128,7 +128,8 @@ def leaked(blocks: type[BlockManager], num_blocks: int = 9) -> Any:
 def blocks(case: Case, label: Callable[[int], str] = str, simple: bool = False) -> list[Frame]:
     """Every third step of a run on pages."""
     trace = case.live().trace
-    run = BlockRun(without_hashes(trace) if simple else trace, {i: label(i) for i in range(VOCAB)})
+    trace = without_hashes(trace) if simple else trace
+    run = BlockRun.of(trace, {i: label(i) for i in range(VOCAB)})
     view = SimpleBlockView if simple else BlockView
     steps = range(0, len(run.steps), 3)
     return [Frame(view(run, [i]).scene(i), run.caption(i)) for i in steps]

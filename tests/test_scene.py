@@ -20,7 +20,7 @@ from tutorial_engine.viz.drawing import scene as scene_module
 from tutorial_engine.viz.drawing.parts import Sheet
 from tutorial_engine.viz.drawing.scene import HATCHED, Scene
 from tutorial_engine.viz.drawing.style import INK, PAPER
-from tutorial_engine.viz.run.block_facts import blocks_said
+from tutorial_engine.viz.run.block_run import blocks_said
 from tutorial_engine.viz.tokens import (
     SPACE,
     escape,

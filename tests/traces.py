@@ -32,7 +32,7 @@ from tutorial_engine.viz.drawing.picture import Picture
 from tutorial_engine.viz.drawing.request_look import text_width
 from tutorial_engine.viz.drawing.scene import HATCHED, Scene
 from tutorial_engine.viz.explorers.cell_explorer import append_tokens
-from tutorial_engine.viz.run.block_facts import BlockRun
+from tutorial_engine.viz.run.block_run import BlockRun
 from tutorial_engine.viz.run.cell_steps import CellsSnapshot, Changes, describe
 from tutorial_engine.viz.views.cell_view import cells_scene, heat_scale
 
@@ -249,7 +249,7 @@ class Paged:
 
     @property
     def run(self) -> BlockRun:
-        return BlockRun(self.trace, {})
+        return BlockRun.of(self.trace, {})
 
 
 @dataclass(frozen=True)

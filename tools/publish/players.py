@@ -31,7 +31,7 @@ from tutorial_engine.viz.explorers.rope_explorer import RopeExplorer
 from tutorial_engine.viz.explorers.scheduler_explorer import CLASSES, SchedulerExplorer
 from tutorial_engine.viz.run.record_softmax import record_softmax
 from tutorial_engine.viz.run.recorded import labels
-from tutorial_engine.viz.run.scheduler_steps import SchedulerRun
+from tutorial_engine.viz.run.scheduler_run import SchedulerRun
 from tutorial_engine.viz.views.running_softmax_picture import softmax_frames
 from tutorial_engine.viz.views.scheduler_view import SchedulerView
 from tutorial_engine.viz.views.transplant_picture import transplant_choices, transplant_runs
@@ -108,7 +108,7 @@ def _policies(model: CausalLM, tokenizer: Tokenizer) -> Film:
         ("vLLM, other requests", recorded),
         ("this engine on those", serve_again(recorded, model)),
     ):
-        run = SchedulerRun(trace, labels(trace, tokenizer))
+        run = SchedulerRun.of(trace, labels(trace, tokenizer))
         scene = SchedulerView(run, details=False).scene
         runs[name] = [Frame(scene(step), run.caption(step)) for step in range(len(run.steps))]
     options = [f"{name}: {len(frames)} steps" for name, frames in runs.items()]

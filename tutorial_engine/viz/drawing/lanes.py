@@ -22,7 +22,7 @@ from tutorial_engine.viz.drawing.request_look import (
 )
 from tutorial_engine.viz.drawing.scene import HATCHED
 from tutorial_engine.viz.drawing.style import INK, PAPER, QUIET, RULE
-from tutorial_engine.viz.run.trace_rows import Life, Rows, Share
+from tutorial_engine.viz.run.run import Life, Run, Share
 
 By = Literal["step", "time"]
 NAME = 110.0  # the most that a name takes
@@ -55,7 +55,7 @@ class Axis(NamedTuple):
 
     @classmethod
     def of(
-        cls, run: Rows, left: float, right: float, by: By, start: float, seconds: float
+        cls, run: Run, left: float, right: float, by: By, start: float, seconds: float
     ) -> "Axis":
         """The axis of a run."""
         axis = cls(left, right, by, start, seconds or 1.0, {})
@@ -77,7 +77,7 @@ class Axis(NamedTuple):
         return self.spans.get(step, (self.right, self.right))
 
 
-def name_width(runs: Iterable[Rows]) -> float:
+def name_width(runs: Iterable[Run]) -> float:
     """Pixels for the longest name, with its swatch."""
     names = [cut_to(life.request_id, NAME, 13, True) for run in runs for life in run.lives]
     return max(60.0, 42 + max(text_width(name, 13, True) for name in names))
@@ -97,7 +97,7 @@ class LaneStyle(NamedTuple):
     is_hatched: bool  # is a box of one that is preempted wide enough to show its hatching?
 
     @classmethod
-    def of(cls, drawn: Sequence[tuple[Rows, Axis]], tall: float) -> "LaneStyle":
+    def of(cls, drawn: Sequence[tuple[Run, Axis]], tall: float) -> "LaneStyle":
         """As much as fits into every box of its kind, in all of these runs.
 
         `tall` is the height of a lane, the lowest if they differ.
@@ -139,7 +139,7 @@ def _said(share: Share, level: int) -> str:
 
 def draw_lanes(
     scene: Sheet,
-    run: Rows,
+    run: Run,
     axis: Axis,
     top: float,
     tall: float,
@@ -181,7 +181,7 @@ def draw_lanes(
             scene.note(f"end.{name}", x + 5, y + tall / 2 + 4, life.ending, TEXT)
 
 
-def _idle(life: Life, run: Rows, axis: Axis) -> list[tuple[str, float, float]]:
+def _idle(life: Life, run: Run, axis: Axis) -> list[tuple[str, float, float]]:
     """Stretches in which it waits or stalls, as (kind, left, right); neighbours are one."""
     kinds = [(s.number, life.shares[s.number].kind) for s in run.steps if s.number in life.shares]
     found = []
@@ -239,7 +239,7 @@ def _cross(scene: Sheet, name: str, x: float, y: float) -> None:
 
 
 def lane_legend(
-    scene: Sheet, x: float, y: float, runs: Iterable[Rows], by: By, style: LaneStyle
+    scene: Sheet, x: float, y: float, runs: Iterable[Run], by: By, style: LaneStyle
 ) -> float:
     """What the shapes that occur mean, in as many lines as it takes → where the last one is.
 
@@ -272,7 +272,7 @@ def _sample(scene: Sheet, kind: str, number: str, name: str, box: Box) -> None:
         _box(scene, name, kind, box, GREY, number)
 
 
-def ruler(scene: Sheet, run: Rows, axis: Axis, y: float, prefix: str = "") -> None:
+def ruler(scene: Sheet, run: Run, axis: Axis, y: float, prefix: str = "") -> None:
     """The steps' numbers below the lanes, as many as fit."""
     right, last = -9.0, run.steps[-1].number
     room = (axis.right - axis.left) / len(run.steps)

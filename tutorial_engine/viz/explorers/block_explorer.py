@@ -18,7 +18,7 @@ from tutorial_engine.sampling.params import SamplingParams
 from tutorial_engine.trace.events import Recorder
 from tutorial_engine.viz.drawing.scene import Scene
 from tutorial_engine.viz.explorers.explorer import Explorer, choice, number
-from tutorial_engine.viz.run.block_facts import BlockRun
+from tutorial_engine.viz.run.block_run import BlockRun
 from tutorial_engine.viz.run.recorded import ALL_AT_ONCE, ONE_BY_ONE, coming, labels, record
 from tutorial_engine.viz.views.block_view import MAX_REQUESTS, ZOOM, BlockView, SimpleBlockView
 from tutorial_engine.viz.words import counted
@@ -99,7 +99,7 @@ class BlockExplorer(Explorer):
         drawn: dict[str, Any] = {"n": n, "temperature": 1.0, "seed": 0} if n > 1 else {}
         params = SamplingParams(max_tokens=self.new_tokens, **drawn)
         trace = record(engine, coming(self.prompts, self.value("arrivals")), params)
-        run = BlockRun(trace, labels(trace, self.tokenizer))
+        run = BlockRun.of(trace, labels(trace, self.tokenizer))
         # refuses what it has no room for
         self.drawing = SimpleBlockView(run) if self.simple else BlockView(run)
         self.run = run

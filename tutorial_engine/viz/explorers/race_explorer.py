@@ -12,7 +12,7 @@ from tutorial_engine.viz.drawing.pool import draw_key, draw_pool, looks_of, stri
 from tutorial_engine.viz.drawing.request_look import chip, cut_to, nice_step, patch
 from tutorial_engine.viz.drawing.scene import Scene
 from tutorial_engine.viz.explorers.explorer import Explorer
-from tutorial_engine.viz.run.trace_rows import Life, rows
+from tutorial_engine.viz.run.run import Run
 from tutorial_engine.viz.words import counted
 
 MAX_USERS, MOST_MOMENTS = 12, 60
@@ -26,10 +26,9 @@ class Lap:
     """One run, at any time of its clock: seconds from its start."""
 
     def __init__(self, trace: Trace) -> None:
-        run = rows(trace)
+        self.run = run = Run.of(trace)
         self.history = PoolHistory.of(trace)
         self.start, self.end = run.start, run.end - run.start
-        self.lives: Mapping[str, Life] = {life.request_id: life for life in run.lives}
         self.begins = [step.began - run.start for step in run.steps]
 
     def pool(self, when: float) -> PoolSnapshot:
@@ -39,22 +38,23 @@ class Lap:
 
     def got(self, name: str, when: float) -> int:
         """The new tokens that a user has by then."""
-        return sum(t - self.start <= when for t in self.lives[name].token_times)
+        return sum(t - self.start <= when for t in self.run.life(name).token_times)
 
     def answered(self, when: float) -> list[str]:
         """Those who have all of their answer."""
-        return [name for name in self.lives if (end := self.done(name)) is not None and end <= when]
+        ends = {name: self.done(name) for name in self.run.names}
+        return [name for name, end in ends.items() if end is not None and end <= when]
 
     def done(self, name: str) -> float | None:
         """When a user's answer ended."""
-        finished = self.lives[name].finished
+        finished = self.run.life(name).finished
         return None if finished is None else finished - self.start
 
     def state(self, when: float) -> str:
         """How many users are answered, run and wait."""
         now, over = self.pool(when), self.answered(when)
         running = [name for name in now.running if name not in over]
-        waiting = len(self.lives) - len(over) - len(running)
+        waiting = len(self.run.names) - len(over) - len(running)
         if not running and not waiting:
             return f"all {len(over)} answered after {1000 * self.end:.0f} ms"
         return f"{len(over)} answered, {len(running)} run, {waiting} wait"
@@ -73,7 +73,7 @@ class RaceExplorer(Explorer):
     def __init__(self, runs: Mapping[str, Trace]) -> None:
         self.laps = {name: Lap(trace) for name, trace in runs.items()}
         sizes = {lap.history.pool.num_slots for lap in self.laps.values()}
-        users = dict.fromkeys(name for lap in self.laps.values() for name in lap.lives)
+        users = dict.fromkeys(name for lap in self.laps.values() for name in lap.run.names)
         if len(runs) != 2 or len(sizes) > 1 or len(users) > MAX_USERS:
             raise ValueError(
                 f"give two runs of at most {MAX_USERS} requests on pools of the same size, "
@@ -119,7 +119,7 @@ class RaceExplorer(Explorer):
         waiting = set(lap.pool(when).waiting)
         for i, name in enumerate(self.users):
             y, lane = TOP + LANE * i, f"{run}.{name}"
-            got, all_of_it = lap.got(name, when), len(lap.lives[name].token_times)
+            got, all_of_it = lap.got(name, when), len(lap.run.life(name).token_times)
             chip(sheet, lane, left, y + TALL / 2, cut_to(name, NAME - 24, 13), self.looks[name])
             sheet.rect(f"{lane}.track", (left + NAME, y, BAR, TALL), TRACK, rx=2)
             part = got / max(all_of_it, 1)

@@ -25,7 +25,7 @@ from tutorial_engine.viz.run.recorded import (
     labels,
     record,
 )
-from tutorial_engine.viz.run.scheduler_steps import SchedulerRun
+from tutorial_engine.viz.run.scheduler_run import SchedulerRun
 from tutorial_engine.viz.views.scheduler_view import MAX_CELLS, SchedulerView
 from tutorial_engine.viz.words import POLICIES
 
@@ -141,7 +141,7 @@ class SchedulerExplorer(Explorer):
             if not engine.num_steps:
                 raise ValueError(self.note) from error
             trace = engine.trace.trace()  # type: ignore[union-attr]  # it is recorded
-        self.run = SchedulerRun(trace, labels(trace, self.tokenizer))
+        self.run = SchedulerRun.of(trace, labels(trace, self.tokenizer))
         self.drawing = SchedulerView(self.run, self.value("show") == DETAILS)
         return len(self.run.steps)
 

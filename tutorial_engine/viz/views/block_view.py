@@ -27,7 +27,7 @@ from tutorial_engine.viz.drawing.parts import (
 from tutorial_engine.viz.drawing.picture import Picture
 from tutorial_engine.viz.drawing.request_look import Box, Look, cut_to, look, text_width
 from tutorial_engine.viz.drawing.style import PAPER, QUIET, RULE
-from tutorial_engine.viz.run.block_facts import DIGITS, BlockRun, Owner, without_hashes
+from tutorial_engine.viz.run.block_run import DIGITS, BlockRun, Owner, without_hashes
 
 MAX_REQUESTS, MAX_BLOCKS, MAX_SIZE = 6, 64, 32  # what can still be read
 LEFT, ENTRY = 56.0, 32.0  # where logical blocks begin; the width of a table entry
@@ -97,14 +97,14 @@ class BlockView:
         self.looks: dict[str, Look] = {name: look(i) for i, name in enumerate(run.names)}
         shown = range(run.last + 1) if steps is None else steps
         here = {
-            name: max(len(run.steps[step].tables.get(name, ())) for step in shown)
+            name: max(len(run.blocks[step].tables.get(name, ())) for step in shown)
             for name in run.families
             if any(run.is_shown(name, step) for step in shown)
         }
         self._check(len(here))
-        self.facts = {step: textwrap.wrap("; ".join(run.steps[step].facts), 142) for step in shown}
+        self.facts = {step: textwrap.wrap("; ".join(run.blocks[step].facts), 142) for step in shown}
         self.top = 56.0 + 16 * max(1, *(len(lines) for lines in self.facts.values()))
-        noted = {name for step in shown for name in run.steps[step].state.waiting}
+        noted = {name for step in shown for name in run.blocks[step].state.waiting}
         self.lines, heights = self._choose_lines(here, noted)
         self.tops: dict[str, float] = {}
         y = self.top + 20
@@ -175,7 +175,7 @@ class _Step(Sheet):
         super().__init__(WIDTH, view.floor + 38, (MARGIN, view.floor + 30))
         self.hint = "hover over a token, a table entry or a block to read its numbers"
         self.view, self.run, self.looks = view, view.run, view.looks
-        self.step, self.now = step, view.run.steps[step]
+        self.step, self.now = step, view.run.blocks[step]
         self.owners = view.run.owners(step)
 
     def drawn(self) -> Sheet:
@@ -580,7 +580,7 @@ def block_view(
     which all are free (not with `simple`). ValueError for another memory, a step that there is not,
     and more than a picture has room for.
     """
-    run = BlockRun(without_hashes(trace) if simple else trace, labels or {})
+    run = BlockRun.of(without_hashes(trace) if simple else trace, labels or {})
     if not 0 <= step <= run.last:
         raise ValueError(f"step {step} is outside 0 .. {run.last}")
     used = max(run.owners(step), default=0)

@@ -11,7 +11,7 @@ from tutorial_engine.trace.events import Trace
 from tutorial_engine.viz.drawing.charts import line_look, panels
 from tutorial_engine.viz.drawing.picture import Picture
 from tutorial_engine.viz.drawing.style import INK, QUIET, finish, house_style
-from tutorial_engine.viz.run.trace_rows import Life, Rows, rows
+from tutorial_engine.viz.run.run import Life, Run
 from tutorial_engine.viz.tokens import cut_label, written
 from tutorial_engine.viz.words import ms
 
@@ -26,7 +26,7 @@ def itl_over_time(traces: Mapping[str, Trace], request_id: str) -> Picture:
     figure, (ax,) = panels(10, 4)
     parts, arrivals, top = [], [], 0.0
     for i, (name, trace) in enumerate(traces.items()):
-        run = rows(trace)
+        run = Run.of(trace)
         life = run.life(request_id)
         gaps = [1000 * gap for gap in life.metrics.itl]
         if not gaps:
@@ -64,7 +64,7 @@ def _name(life: Life) -> str:
     return cut_label(written(life.request_id), 16)
 
 
-def _newcomer(name: str, run: Rows, life: Life) -> Life:
+def _newcomer(name: str, run: Run, life: Life) -> Life:
     """Who came with the long prompt."""
     others = [o for o in run.lives if o is not life and o.arrival >= life.token_times[0]]
     if not others:

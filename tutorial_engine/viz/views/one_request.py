@@ -1,5 +1,7 @@
 """The life of one request on a time line, with the times of a recorded trace."""
 
+from dataclasses import replace
+
 from tutorial_engine.engine.metrics import RequestMetrics
 from tutorial_engine.trace.events import Trace
 from tutorial_engine.viz.drawing.lanes import (
@@ -15,7 +17,7 @@ from tutorial_engine.viz.drawing.parts import BOLD, CENTRE, RIGHT, Sheet
 from tutorial_engine.viz.drawing.picture import Picture
 from tutorial_engine.viz.drawing.request_look import cut_to, text_width
 from tutorial_engine.viz.drawing.style import INK, PAPER, QUIET
-from tutorial_engine.viz.run.trace_rows import Life, rows
+from tutorial_engine.viz.run.run import Life, Run
 from tutorial_engine.viz.views.timeline import plain
 from tutorial_engine.viz.words import counted, ms, tokens
 
@@ -28,7 +30,7 @@ def one_request(trace: Trace, request_id: str) -> Picture:
 
     ValueError for an id that the trace does not have, and for a request that never ran.
     """
-    run = rows(trace)
+    run = Run.of(trace)
     life = run.life(request_id)
     times = life.metrics
     if times.first_scheduled is None:
@@ -37,7 +39,7 @@ def one_request(trace: Trace, request_id: str) -> Picture:
     steps = tuple(step for step in run.steps if step.number in life.shares)
     if not steps:
         raise ValueError(f"request {request_id!r} has no finished step in this trace")
-    alone = run._replace(steps=steps, lives=(life,))
+    alone = replace(run, steps=steps, lives=(life,))
     end = max([times.finished or alone.end, *times.token_times])
     scene = Sheet(WIDE, 0)
     scene.heading(f"One request: {cut_to(plain(request_id), 300, 16, True, keep=True)}", size=16)

@@ -22,7 +22,7 @@ from tutorial_engine.viz.drawing.request_look import (
     tint,
 )
 from tutorial_engine.viz.drawing.style import INK, PAPER, QUIET, RULE
-from tutorial_engine.viz.run.trace_rows import Rows, rows
+from tutorial_engine.viz.run.run import Run
 from tutorial_engine.viz.views.timeline import limits
 from tutorial_engine.viz.words import counted, listed, share
 
@@ -60,7 +60,7 @@ class Held(NamedTuple):
 class Places(NamedTuple):
     """A run by places: `grid[place][step]` is who holds it there, IDLE or WASTED."""
 
-    run: Rows
+    run: Run
     grid: Sequence[Sequence[Held | str]]
 
     @property
@@ -84,8 +84,9 @@ def read_places(trace: Trace) -> Places:
 
     ValueError for a trace that does not say max_num_seqs, or has no finished step.
     """
-    run, count = rows(trace), trace.settings.get("max_num_seqs")
-    if not isinstance(count, int):
+    run = Run.of(trace)
+    count = run.max_num_seqs
+    if not count:
         raise ValueError("the trace does not say max_num_seqs, the number of places")
     free, held = list(reversed(range(count))), dict[str, int]()
     lives = {  # an id may come again

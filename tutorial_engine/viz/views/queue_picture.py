@@ -8,7 +8,7 @@ from tutorial_engine.viz.drawing.flow import Piece, cell, column, panel, show, t
 from tutorial_engine.viz.drawing.parts import WIDTH, Sheet
 from tutorial_engine.viz.drawing.picture import Picture
 from tutorial_engine.viz.drawing.request_look import Look, look
-from tutorial_engine.viz.run.block_facts import BlockRun, BlockStep, blocks_said
+from tutorial_engine.viz.run.block_run import BlockRun, BlockStep, blocks_said
 
 WIDE, TALL, FIRST = 46.0, 26.0, 60.0  # of a block, in pixels; of what stands before the blocks
 HASH = "#"  # behind the number of a block that can be found
@@ -21,7 +21,7 @@ def queue_picture(trace: Trace, steps: Sequence[int]) -> Picture:
     A block has the colour of the request that gives it back in this step, or takes it, where nobody
     gives any back. ValueError for a step that is not there, and for more blocks than fit.
     """
-    run = BlockRun(trace, {})
+    run = BlockRun.of(trace, {})
     if run.num_blocks > MOST or not all(0 <= step <= run.last for step in steps):
         room = (
             "steps {steps} of 0 .. {last}, {blocks} blocks: this picture shows steps that ran, and "
@@ -33,9 +33,9 @@ def queue_picture(trace: Trace, steps: Sequence[int]) -> Picture:
     looks = {name: look(i) for i, name in enumerate(run.names)}
     body, told, taken = [], [], False
     for number in steps:
-        now = run.steps[number]
+        now = run.blocks[number]
         fresh = (Replay().free_queue(run.num_blocks), dict[int, str]())
-        was = (run.steps[number - 1].free, run.steps[number - 1].hashes) if number else fresh
+        was = (run.blocks[number - 1].free, run.blocks[number - 1].hashes) if number else fresh
         tables, fact = _given_back(now), "{who} gives back {blocks}"
         if not tables:
             tables, fact, taken = _taken(now), "{who} takes {blocks}", True

@@ -23,7 +23,7 @@ from tutorial_engine.viz.drawing.parts import (
 )
 from tutorial_engine.viz.drawing.request_look import Box, Look, cut_to, look, text_width
 from tutorial_engine.viz.drawing.style import INK, PAPER, RULE
-from tutorial_engine.viz.run.scheduler_steps import SchedulerRun
+from tutorial_engine.viz.run.scheduler_run import SchedulerRun
 from tutorial_engine.viz.words import counted, tokens
 
 LEFT, END = 44.0, 104.0  # where rows begin; right of the last step, for "finished · length"
@@ -89,22 +89,22 @@ class SchedulerView:
                 f"{MAX_ROWS} rows of {MAX_LEN}"
             )
         self.run, self.details = run, details
-        self.looks: dict[str, Look] = {name: look(i) for i, name in enumerate(run.lives)}
+        self.looks: dict[str, Look] = {name: look(i) for i, name in enumerate(run.names)}
         self.chips = {name: self._chips(name) for name in run.tokens}
         room, columns = WIDTH - LEFT - END, run.last + 1
         self.pitch = min(WIDEST, max(NARROWEST, room / columns))
         self.shown = min(columns, int(room / self.pitch + 1e-6))  # steps that are seen at once
-        shares = [share for life in run.lives.values() for share in life.shares.values()]
+        shares = [share for life in run.lives for share in life.shares.values()]
         widest = max(text_width(self.words(share.kind, share.num_tokens), 1) for share in shares)
         self.size = min(11.0, (self.pitch - 5) / widest)  # of the words in boxes, one for all
-        self.middle = TOP + ROW * len(run.lives) + 46
+        self.middle = TOP + ROW * len(run.names) + 46
         fullest = max(step.num_tokens for step in run.steps)  # a wrong rule may overdraw the budget
         cells = self.cells = min(max(run.budget, fullest), MAX_CELLS)
         in_line = 32 if cells <= 64 else 64
         wide = min(30.0, BUDGET / min(cells, in_line))
         self.budget = Grid(MARGIN, self.middle + 10, wide, 26, in_line, (2, 4))
         self.table = self.budget.y + self.budget.height(cells) + 44
-        self.cache = self.table + 26 + ASKED * len(run.lives) + 22
+        self.cache = self.table + 26 + ASKED * len(run.names) + 22
         self.tokens = self.cache + 22 * run.max_num_seqs + 36
         self.floor = self.tokens + 24 + sum(map(self.height, self.chips.values()))
         if not details:
@@ -114,12 +114,12 @@ class SchedulerView:
         """Places for all tokens that a request will ever have: stepping moves none."""
         line, x, chips = 0, LEFT, list[Chip]()
         for i in range(len(self.run.tokens[name])):
-            words = cut_to(self.run.label(name, i), 90, SIZE, bold=True)
+            words = cut_to(self.run.word(name, i), 90, SIZE, bold=True)
             width = max(16.0, text_width(words, SIZE, bold=True) + 8)
             if x + width > WIDTH - MARGIN:
                 line, x = line + 1, LEFT
             chips.append(Chip(line, x, width, words))
-            x += width + (9 if i == self.run.lives[name].num_prompt_tokens - 1 else 3)
+            x += width + (9 if i == self.run.life(name).num_prompt_tokens - 1 else 3)
         return chips
 
     def height(self, chips: Sequence[Chip]) -> float:
@@ -130,7 +130,7 @@ class SchedulerView:
     def widest_outcome(self) -> float:
         """Pixels for the longest of the words that say what came of a request in a step."""
         run = self.run
-        said = (run.outcome(name, step) for name in run.lives for step in range(run.last + 1))
+        said = (run.outcome(name, step) for name in run.names for step in range(run.last + 1))
         return min(12 + max(text_width(words, 12) for words in said), WIDTH - OUTCOME)
 
     def words(self, kind: str, count: int) -> str:
@@ -164,12 +164,12 @@ class _StepSheet(Sheet):
 
     def parts_on_a_phone(self) -> list[list[Box]]:
         """The steps around this one, then what else there is, in parts that are not so wide."""
-        view, top, tall = self.view, TOP - 8, ROW * len(self.run.lives) + 26
+        view, top, tall = self.view, TOP - 8, ROW * len(self.run.names) + 26
         end = max(LEFT + view.shown * view.pitch + 60 - STEPS, LEFT)
         x = min(max(LEFT + (self.step - self.first + 0.5) * view.pitch - STEPS / 2, LEFT), end)
         names = (0.0, top, LEFT - 2, tall)
         cells = min(view.cells, view.budget.columns)
-        asked = (view.table - 14, ASKED * len(self.run.lives) + 26)
+        asked = (view.table - 14, ASKED * len(self.run.names) + 26)
         budget = (0.0, view.middle - 14, max(MARGIN + cells * view.budget.wide, 360.0))
         said, rows = view.table + 8, asked[1] - 22
         found: list[list[Box]] = [
@@ -197,8 +197,8 @@ class _StepSheet(Sheet):
         self.note("numbers", MARGIN, 48, note)
         self.keys.append((MARGIN - 2, 34, text_width(note, KEY) + 14, 22))
         marks: dict[str, Mark] = {}
-        seen = {share.kind for life in run.lives.values() for share in life.shares.values()}
-        seen |= {"arrives"} if any(map(run.came, run.lives)) else set()
+        seen = {share.kind for life in run.lives for share in life.shares.values()}
+        seen |= {"arrives"} if any(map(run.came, run.names)) else set()
         for kind, words in ACTIVITIES.items():
             if kind not in seen:
                 continue
@@ -213,8 +213,9 @@ class _StepSheet(Sheet):
         """A row per request, a column per step, and the cursor; if need be, those around it."""
         run, view, pitch = self.run, self.view, self.view.pitch
         window = range(self.first, self.first + view.shown)
-        bottom, right = TOP + ROW * len(run.lives), LEFT + view.shown * pitch
-        for row, (name, life) in enumerate(run.lives.items()):
+        bottom, right = TOP + ROW * len(run.names), LEFT + view.shown * pitch
+        for row, name in enumerate(run.names):
+            life = run.life(name)
             y, ink = TOP + row * ROW, self.looks[name].colour
             self.text(f"line.{name}", 14, y + 19, *name_in(LEFT - 16, name, 16), fill=ink, **BOLD)
             for i, step in enumerate(window):
@@ -325,7 +326,7 @@ class _StepSheet(Sheet):
         used, thin = len(slots), Style(stroke_width=0.8, rx=0)
         self.text(f"row{row}.who", 56, grid.y + 13, who, 13, fill=one.ink, **BOLD)
         for i, slot in enumerate(slots):
-            tip = f"slot {slot}: K and V of token {i} of {who}, “{run.label(who, i)}”"
+            tip = f"slot {slot}: K and V of token {i} of {who}, “{run.word(who, i)}”"
             state = "solid" if slot in new else "cached"
             self.cell(f"slot{slot}", grid.box(slot - base), state, one, tip, **thin)
         if used < run.max_len:
@@ -347,7 +348,7 @@ class _StepSheet(Sheet):
             self.note(f"head.{what}", x, top, what, **CENTRE)
         rule = "to run = known − computed; budget left = what was left when its turn came"
         self.note("head.rule", OUTCOME, top, rule)
-        for i, name in enumerate(run.lives):
+        for i, name in enumerate(run.names):
             base = top + 26 + ASKED * i
             state, one, box = run.state(name, step), self.looks[name], (MARGIN, base - 14.5, 23, 20)
             fill = "solid" if "running" in state else "cached" if state == "waiting" else "free"
@@ -391,7 +392,7 @@ class _StepSheet(Sheet):
         for i, kind in enumerate(self.run.token_kinds(who, self.step)):
             chip, name, (state, _, said) = chips[i], f"token.{who}.{i}", TOKENS[kind]
             part, token = "prompt" if i < num_prompt else "output", self.run.tokens[who][i]
-            label = self.run.label(who, i)
+            label = self.run.word(who, i)
             tip = f"{who}, position {i} ({part}): “{label}”, id {token}; {said}"
             box = (chip.x, top + LINE * chip.line, chip.width, 20.0)
             self.cell(name, box, state, self.looks[who], tip, rx=3)

@@ -22,9 +22,9 @@ from tutorial_engine.viz.drawing.parts import BOLD, CENTRE, Sheet, Style
 from tutorial_engine.viz.drawing.picture import Picture
 from tutorial_engine.viz.drawing.request_look import cut_to, look, patch, text_width
 from tutorial_engine.viz.drawing.style import INK, PAPER, QUIET
-from tutorial_engine.viz.run.trace_rows import Life, Rows, rows
+from tutorial_engine.viz.run.run import Life, Run
 from tutorial_engine.viz.tokens import cut_label, written
-from tutorial_engine.viz.words import POLICIES, counted, ms, tokens
+from tutorial_engine.viz.words import counted, ms, tokens
 
 TITLE = "What each request did in each step"
 WIDE = 1000.0  # pixels, as wide as a notebook shows
@@ -40,7 +40,7 @@ def timeline(trace: Trace) -> Picture:
     All steps are equally wide. Step s of request r (counted from 0) is the item `box.r.s`, its part
     of the budget `budget.r.s`. ValueError when no step of the trace ran to its end.
     """
-    run = rows(trace)
+    run = Run.of(trace)
     left = name_width([run])
     right = min(WIDE - END, left + COLUMN * max(len(run.steps), 7))
     scene = Sheet(right + END, 0)
@@ -67,7 +67,7 @@ def timelines(
 
     ValueError for a trace without a finished step.
     """
-    runs = {name: rows(trace) for name, trace in traces.items()}
+    runs = {name: Run.of(trace) for name, trace in traces.items()}
     every = list(runs.values())
     left, right = name_width(every), WIDE - END
     longest = max(run.end - run.start for run in every)
@@ -97,7 +97,7 @@ def timelines(
 
 
 def _head(
-    scene: Sheet, title: str, runs: list[Rows], by: By, settings: str, style: LaneStyle
+    scene: Sheet, title: str, runs: list[Run], by: By, settings: str, style: LaneStyle
 ) -> float:
     """Title, settings and legend → where the last line is."""
     wide = scene.width - 20
@@ -106,9 +106,9 @@ def _head(
     return lane_legend(scene, 10, 64, runs, by, style)
 
 
-def _draw_budget(scene: Sheet, run: Rows, axis: Axis, base: float) -> None:
+def _draw_budget(scene: Sheet, run: Run, axis: Axis, base: float) -> None:
     """Tokens of each step, stacked by request in the order of the rows; the line is the budget."""
-    most, limit = max(step.num_tokens for step in run.steps), _budget(run)
+    most, limit = max(step.num_tokens for step in run.steps), run.budget or None
     near = limit is not None and limit <= 5 * most
     top = float(max(limit, most)) if limit is not None and near else 1.15 * most
     line = base - TALL * limit / top if limit is not None and near else base - TALL
@@ -143,15 +143,15 @@ def _draw_budget(scene: Sheet, run: Rows, axis: Axis, base: float) -> None:
 # -- in words -------------------------------------------------------------------------------------
 
 
-def limits(run: Rows, policy: bool = True, clock: bool = True) -> str:
+def limits(run: Run, policy: bool = True, clock: bool = True) -> str:
     """The engine's limits, and what its clock asks, as far as the trace knows them."""
     get, parts = run.settings.get, []
-    if policy and "policy" in run.settings:
-        parts.append(POLICIES.get(str(get("policy")), str(get("policy"))))
-    if _budget(run) is not None:
-        parts.append(f"budget {tokens(_budget(run) or 0)} a step")
-    if "max_num_seqs" in run.settings:
-        parts.append(f"at most {get('max_num_seqs')} run at once")
+    if policy and run.policy:
+        parts.append(run.policy)
+    if run.budget:
+        parts.append(f"budget {tokens(run.budget)} a step")
+    if run.max_num_seqs:
+        parts.append(f"at most {run.max_num_seqs} run at once")
     if get("enable_chunked_prefill") is False:
         parts.append("no chunked prefill")
     if get("long_prefill_token_threshold"):
@@ -162,21 +162,15 @@ def limits(run: Rows, policy: bool = True, clock: bool = True) -> str:
     return " · ".join(parts)
 
 
-def _budget(run: Rows) -> int | None:
-    """max_num_batched_tokens, if the trace says it."""
-    found = run.settings.get("max_num_batched_tokens")
-    return found if isinstance(found, int) else None
-
-
-def _rate(run: Rows) -> float:
+def _rate(run: Run) -> float:
     """Output tokens per second, from the first arrival to the last step's end."""
     return run.num_output_tokens / (run.end - run.start) if run.end > run.start else 0.0
 
 
-def _caption(run: Rows) -> str:
+def _caption(run: Run) -> str:
     """How much ran in how many steps, how full they were, and who ended when."""
-    lives, limit = run.lives, _budget(run)
-    of = "" if limit is None else f" of {limit}"
+    lives, limit = run.lives, run.budget
+    of = f" of {limit}" if limit else ""
     said = (
         f"{counted(len(run.steps), 'step')} ran {tokens(run.num_tokens)} of "
         f"{counted(len(lives), 'request')} in {ms(run.end - run.start)}, "
@@ -214,7 +208,7 @@ def _told(life: Life) -> str:
     return f"{name}: {first}, {end} {'in' if life.end_step_ran else 'before'} step {life.end_step}"
 
 
-def _comparison(runs: Mapping[str, Rows]) -> str:
+def _comparison(runs: Mapping[str, Run]) -> str:
     """Which of several runs ends first, and by what factor the others are slower."""
     best, *others = sorted((run.end - run.start, name) for name, run in runs.items())
     parts = [f"“{best[1]}” ends first, after {ms(best[0])} ({_rate(runs[best[1]]):.0f} tok/s)"]

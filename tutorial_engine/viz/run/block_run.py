@@ -1,17 +1,18 @@
-"""Pages after each step of a trace, in words and numbers.
+"""A run on pages: the pool after each step, in words and numbers.
 
 Knows events, tables, reference counts and hashes; draws nothing. A step is shown as it left the
 pool: its K and V are written, and who ended in it is gone.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from tutorial_engine.trace import events
 from tutorial_engine.trace.events import EngineState, Trace
-from tutorial_engine.trace.history import Replay, Step, history
+from tutorial_engine.trace.history import Replay, Step
+from tutorial_engine.viz.run.run import Run
 from tutorial_engine.viz.tokens import cut_label
 from tutorial_engine.viz.words import counted, listed, verb
 
@@ -59,8 +60,8 @@ class BlockStep:
 
     `run` is the replay up to there; it goes on to the end of this step. `held` request -> its
     tokens with K and V; `free` in the order in which blocks go; `touched` block -> what happened to
-    it, in words; `facts` all that happened, in sentences; `ended` who is over -> how; `cached_by`
-    block -> who filled it last, of those that can be found.
+    it, in words; `facts` all that happened, in sentences; `cached_by` block -> who filled it last,
+    of those that can be found.
     """
 
     def __init__(self, step: Step, run: Replay, before: "BlockStep | None", num_blocks: int):
@@ -80,10 +81,7 @@ class BlockStep:
                 self._tell(event)
             run.apply(event)
         self._close()
-        finished = step.by_request(events.Finished).items()
-        ended = (before.ended if before else {}) | {name: e.reason for name, e in finished}
         here = self.state.unfinished().requests
-        self.ended: dict[str, str] = {name: why for name, why in ended.items() if name not in here}
         self.tables = {name: r.table for name, r in here.items() if r.table}
         self.held = {
             name: r.num_computed_tokens if r.status == "running" else self._forked[name]
@@ -194,46 +192,40 @@ class BlockStep:
         known += [words] if words not in known else []
 
 
-@dataclass(frozen=True)
-class BlockRun:
-    """A recorded run on pages, and how its tokens are written. Facts for any step of it.
+class BlockRun(Run):
+    """A run on pages: the blocks after each step, and what is said of them."""
 
-    ValueError for a trace of another memory, and for one without a finished step.
-    """
-
-    trace: Trace
-    labels: Mapping[int, str]  # token id -> how it is written; those that are missing by number
-
-    def __post_init__(self) -> None:
-        settings = self.trace.settings
-        if not {"block_size", "num_blocks"} <= settings.keys():
+    @classmethod
+    def of(cls, trace: Trace, labels: Mapping[int, str] | None = None) -> Self:
+        """ValueError for a trace of another memory, and for one without a finished step."""
+        run = super().of(trace, labels)
+        if not {"block_size", "num_blocks"} <= run.settings.keys():
             raise ValueError(
                 "this trace is not of an engine on pages (its settings have no block_size and "
                 "num_blocks): give the engine memory=PagedKVCache.from_config(...)"
             )
-        if not self.trace.num_steps:
-            raise ValueError("no step of this trace ran to its end: there is nothing to draw")
+        return run
 
     @property
     def block_size(self) -> int:
         """Slots of a block."""
-        return int(self.trace.settings["block_size"] or 0)
+        return int(self.settings["block_size"] or 0)
 
     @property
     def num_blocks(self) -> int:
         """Blocks of the pool."""
-        return int(self.trace.settings["num_blocks"] or 0)
+        return int(self.settings["num_blocks"] or 0)
 
     @property
     def prefix_caching(self) -> bool:
         """Can full blocks be found by their hash?"""
-        return bool(self.trace.settings.get("prefix_caching"))
+        return bool(self.settings.get("prefix_caching"))
 
     @cached_property
-    def steps(self) -> list[BlockStep]:
-        """One for each forward."""
+    def blocks(self) -> list[BlockStep]:
+        """The pool after each step."""
         run, found = Replay(), list[BlockStep]()
-        for step in history(self.trace):
+        for step in self.steps:
             before = found[-1] if found else None
             found.append(BlockStep(step, run, before, self.num_blocks))
         return found
@@ -242,7 +234,7 @@ class BlockRun:
     def hashed(self) -> dict[str, Hashed]:
         """Hash -> the tokens that it stands for, and the hash before it."""
         found, names = dict[str, Hashed](), dict[tuple[int, ...], str]()
-        for step in (now.step for now in self.steps):
+        for step in self.steps:
             for event in step.planning:
                 if isinstance(event, events.BlockCached):
                     request = step.planned.requests[event.request_id]
@@ -253,27 +245,6 @@ class BlockRun:
                     names[ids[:end]] = event.hash
                     found[event.hash] = Hashed(ids[start:end], names.get(ids[:start]))
         return found
-
-    @property
-    def last(self) -> int:
-        """The number of the last step."""
-        return len(self.steps) - 1
-
-    @cached_property
-    def names(self) -> tuple[str, ...]:
-        """All requests, in the order in which they came."""
-        added = (event for event in self.trace.events if isinstance(event, events.Added))
-        return tuple(dict.fromkeys(event.request_id for event in added))
-
-    @cached_property
-    def forks(self) -> dict[str, str]:
-        """Request -> the one that it was forked from."""
-        forked = (event for event in self.trace.events if isinstance(event, events.Forked))
-        return {event.request_id: event.parent_id for event in forked}
-
-    def label(self, token_id: int) -> str:
-        """How a token is written."""
-        return self.labels.get(token_id, str(token_id))
 
     @property
     def families(self) -> list[str]:
@@ -287,13 +258,13 @@ class BlockRun:
 
     def is_shown(self, name: str, step: int) -> bool:
         """Is the request there after the step, or did it end in it?"""
-        now, before = self.steps[step], self.steps[step - 1].ended if step else {}
-        there = name in now.state.waiting or name in now.state.running
-        return there or (name in now.ended and name not in before)
+        after, before = self.steps[step].after, self.over(step - 1) if step else {}
+        there = name in after.waiting or name in after.running
+        return there or (name in self.over(step) and name not in before)
 
     def owners(self, step: int) -> dict[int, list[Owner]]:
         """Block -> who has it after a step, in the order in which they came."""
-        now, found, size = self.steps[step], dict[int, list[Owner]](), self.block_size
+        now, found, size = self.blocks[step], dict[int, list[Owner]](), self.block_size
         for name in self.names:
             for index, block in enumerate(now.tables.get(name, ())):
                 filled = min(max(now.held[name] - index * size, 0), size)
@@ -305,7 +276,7 @@ class BlockRun:
 
         The last part is left out where it is told elsewhere.
         """
-        now = self.steps[step]
+        now = self.blocks[step]
         parts = [f"Step {step} of {self.last}: {self._in_use(step)}", self._free(step)]
         waits: dict[str, list[str]] = {}
         for name in now.state.waiting:
@@ -317,16 +288,16 @@ class BlockRun:
 
     def why_idle(self, step: int, name: str) -> str:
         """What is said of a request that does not run."""
-        now = self.steps[step]
-        if name in now.ended:
-            return f"is over ({now.ended[name]}) and has no blocks"
+        now = self.blocks[step]
+        if name in (over := self.over(step)):
+            return f"is over ({over[name]}) and has no blocks"
         if name in now.state.requests:
             return f"waits {self.waits(step, name)}"
         return "is not here yet"
 
     def waits(self, step: int, name: str) -> str:
         """With what a request waits, or what it has lost, in words."""
-        now = self.steps[step]
+        now = self.blocks[step]
         request = now.state.requests[name]
         if request.table:
             return f"with {now.held[name]} shared tokens"
@@ -355,7 +326,7 @@ class BlockRun:
 
     def _in_use(self, step: int) -> str:
         """Blocks in use, the tokens in them, and the slots that are not filled."""
-        now, owners = self.steps[step], self.owners(step)
+        now, owners = self.blocks[step], self.owners(step)
         if not owners:
             return "no block is in use"
         stored = sum(max(owner.filled for owner in own) for own in owners.values())
@@ -376,7 +347,7 @@ class BlockRun:
         )
 
     def _free(self, step: int) -> str:
-        now = self.steps[step]
+        now = self.blocks[step]
         found = sum(block in now.hashes for block in now.free)
         findable = f", {found} of them still findable" if found else ""
         findable = " and still findable" if found == len(now.free) == 1 else findable
@@ -387,7 +358,7 @@ class BlockRun:
 
     def about_token(self, step: int, name: str, position: int) -> str:
         """How the slot of a token is found, with the numbers."""
-        now, size = self.steps[step], self.block_size
+        now, size = self.blocks[step], self.block_size
         entry, offset = divmod(position, size)
         block = now.tables[name][entry]
         ids = now.state.requests[name].token_ids
@@ -401,7 +372,7 @@ class BlockRun:
 
     def token_kind(self, step: int, name: str, position: int) -> str:
         """What a slot holds: "cached" K and V, "run" in this step, a "known" token, or "empty"."""
-        now = self.steps[step]
+        now = self.blocks[step]
         if now.is_written(name, position):
             return "run"
         if position < now.held[name]:
@@ -410,7 +381,7 @@ class BlockRun:
 
     def about_block(self, step: int, block: int) -> str:
         """Its holders, positions, tokens, hash and the one before it, and what just happened."""
-        now, own = self.steps[step], self.owners(step).get(block, [])
+        now, own = self.blocks[step], self.owners(step).get(block, [])
         parts, hash_ = [f"block {block}"], now.hashes.get(block)
         ids: tuple[int, ...] = ()
         if own:

@@ -1,107 +1,16 @@
-"""What the scheduler explorer shows: a trace and a step, as facts.
+"""What is said of a run beside the scheduler's picture: a step, in sentences.
 
-Knows steps, queues and why somebody waits, and says it in a sentence; draws nothing. A step is
-shown while its forward runs: it is planned, and nothing of it counts yet.
+Knows why somebody waits, and what comes of a step; draws nothing. A step is shown while its forward
+runs: it is planned, and nothing of it counts yet.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import cached_property
-
-from tutorial_engine.trace.events import Finished, Forked, Preempted, TokenSampled, Trace
-from tutorial_engine.trace.history import Step, replay
-from tutorial_engine.viz.run.trace_rows import Life, Rows, Share, rows
+from tutorial_engine.trace.events import Preempted, TokenSampled
+from tutorial_engine.viz.run.run import Run
 from tutorial_engine.viz.words import POLICIES, counted, listed, tokens, verb
 
 
-@dataclass(frozen=True)
-class SchedulerRun:
-    """A recorded run, and how its tokens are written. Facts for any step of it."""
-
-    trace: Trace
-    labels: Mapping[int, str]  # token id -> how it is written
-
-    @cached_property
-    def rows(self) -> Rows:
-        """What each request did in each step."""
-        return rows(self.trace)
-
-    @property
-    def steps(self) -> tuple[Step, ...]:
-        """One for each forward."""
-        return self.rows.steps
-
-    @cached_property
-    def lives(self) -> dict[str, Life]:
-        """Request id -> its life, in the order in which they came."""
-        return {life.request_id: life for life in self.rows.lives}
-
-    @cached_property
-    def tokens(self) -> dict[str, tuple[int, ...]]:
-        """Request id -> prompt and output as they were at the end."""
-        requests = replay(self.trace.events).requests
-        return {name: request.token_ids for name, request in requests.items()}
-
-    @property
-    def last(self) -> int:
-        """The number of the last step."""
-        return len(self.steps) - 1
-
-    @property
-    def budget(self) -> int:
-        """max_num_batched_tokens."""
-        return int(self.trace.settings["max_num_batched_tokens"] or 0)
-
-    @property
-    def max_num_seqs(self) -> int:
-        """Requests that may run at once: rows of the cache."""
-        return int(self.trace.settings["max_num_seqs"] or 0)
-
-    @property
-    def max_len(self) -> int:
-        """Slots of a row."""
-        return int(self.trace.settings["max_model_len"] or 0)
-
-    @property
-    def policy(self) -> str:
-        """What the policy is called."""
-        name = str(self.trace.settings["policy"])
-        return POLICIES.get(name, name)
-
-    def share(self, name: str, step: int) -> Share | None:
-        """What a step did with a request; None when it was not there."""
-        return self.lives[name].shares.get(step)
-
-    def to_run(self, name: str, step: int) -> int:
-        """Tokens of a request that are known and not computed when the forward begins."""
-        request = self.steps[step].planned.requests[name]
-        return len(request.token_ids) - request.num_computed_tokens
-
-    def came(self, name: str) -> int:
-        """The first step that found it there."""
-        return min(self.lives[name].shares, default=self.last + 1)
-
-    def first_token(self, name: str) -> int | None:
-        """The step that gave it its first token."""
-        return next(iter(self.lives[name].token_steps), None)
-
-    def to_come(self, step: int) -> tuple[str, ...]:
-        """Requests that are not there yet while the step runs."""
-        return tuple(name for name in self.lives if name not in self.steps[step].planned.requests)
-
-    def ended(self, step: int) -> dict[str, str]:
-        """Requests that ended with the step, or right before it -> why."""
-        ended = self.steps[step].by_request(Finished)
-        return {name: event.reason for name, event in ended.items()}
-
-    def over(self, step: int) -> dict[str, str]:
-        """Requests that were over before the step -> why."""
-        return {name: why for before in range(step) for name, why in self.ended(before).items()}
-
-    def doing(self, kind: str, step: int) -> list[str]:
-        """The requests that do this in the step, in the order in which they came."""
-        shares = ((name, self.share(name, step)) for name in self.lives)
-        return [name for name, share in shares if share is not None and share.kind == kind]
+class SchedulerRun(Run):
+    """A run, and what the scheduler's picture says of any step of it."""
 
     def why_waiting(self, step: int) -> str:
         """Why nobody else of the queue was admitted, as a clause; empty when nobody waits.
@@ -109,7 +18,7 @@ class SchedulerRun:
         The first reason that the trace shows. Whom a policy of one's own would have asked next, a
         trace does not say: for it the last reason names no request.
         """
-        now, policy = self.steps[step], self.trace.settings["policy"]
+        now, policy = self.steps[step], self.settings["policy"]
         waiting, running = now.planned.waiting, now.planned.running
         if not waiting:
             return ""
@@ -117,7 +26,7 @@ class SchedulerRun:
             return "a step that preempts admits nobody"
         if policy == "OneByOne" and running:
             return f"one runs at a time, and {running[0]} is not done"
-        if policy == "StaticBatching" and self._group(waiting[0]) not in self._batch(step):
+        if policy == "StaticBatching" and self.origin(waiting[0]) not in self._batch(step):
             return f"nobody joins before {verb(running, 'is', 'are')} done"
         if len(running) >= self.max_num_seqs:
             places = (
@@ -129,9 +38,7 @@ class SchedulerRun:
             return "no budget is left"
         if policy not in POLICIES:
             return f"{policy} admits nobody else, or no memory is free"
-        whole = policy == "PrefillFirst" or not self.trace.settings.get(
-            "enable_chunked_prefill", True
-        )
+        whole = policy == "PrefillFirst" or not self.settings.get("enable_chunked_prefill", True)
         if whole and left < wanted <= self.budget:
             return (
                 f"{waiting[0]} must run its {tokens(wanted)} in one step, and {left} of the budget "
@@ -139,16 +46,11 @@ class SchedulerRun:
             )
         return "no memory is free"
 
-    def _group(self, name: str) -> str:
-        """The request whose prompt it is a sample of, as a rule itself."""
-        forks = (e for e in self.trace.events if isinstance(e, Forked) and e.request_id == name)
-        return next((event.parent_id for event in forks), name)
-
     def _batch(self, step: int) -> set[str]:
         """Whom StaticBatching has put into the batch of a step, by the rule of its own."""
         batch = set[str]()
         for now in self.steps[: step + 1]:
-            waiting = [self._group(name) for name in now.before.waiting]
+            waiting = [self.origin(name) for name in now.before.waiting]
             if not now.before.running and batch.isdisjoint(waiting):
                 batch = set(waiting[: self.max_num_seqs])
         return batch
@@ -166,7 +68,7 @@ class SchedulerRun:
         return found
 
     def _why_stalled(self, step: int) -> str:
-        if self.trace.settings["policy"] == "PrefillFirst":
+        if self.settings["policy"] == "PrefillFirst":
             return "this step only prefills"
         is_used_up = self.steps[step].num_tokens >= self.budget
         return "no budget is left" if is_used_up else "the policy gave nothing"
@@ -203,7 +105,7 @@ class SchedulerRun:
         if share is None:
             if step < self.came(name):
                 return f"comes before step {self.came(name)}"
-            life = self.lives[name]
+            life = self.life(name)
             return f"since step {life.end_step} ({life.reason})"
         if share.kind == "waits":
             return f"waits: {self.why_waiting(step)}"
@@ -218,11 +120,7 @@ class SchedulerRun:
         if name not in self.steps[step].by_request(TokenSampled):
             return "no new token"
         end = f", the last one ({self.ended(step)[name]})" if name in self.ended(step) else ""
-        return f"new token “{self.label(name, known)}”{end}"
-
-    def label(self, name: str, position: int) -> str:
-        """How a token of a request is written."""
-        return self.labels[self.tokens[name][position]]
+        return f"new token “{self.word(name, known)}”{end}"
 
     def token_kinds(self, name: str, step: int) -> list[str]:
         """For each token of a request that is known by the end of a step, what has become of it.
@@ -232,7 +130,7 @@ class SchedulerRun:
         now = self.steps[step]
         request, event = now.planned.requests[name], now.scheduled.get(name)
         known = len(request.token_ids)
-        if name in self.over(step):
+        if step and name in self.over(step - 1):
             return ["gone"] * known
         done, count = request.num_computed_tokens, len(event.slots) if event else 0
         kinds = ["cached"] * done + ["run"] * count + ["known"] * (known - done - count)
