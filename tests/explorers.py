@@ -14,20 +14,20 @@ from tutorial_engine.lab.workload import Arrival
 from tutorial_engine.model.decoder import CausalLM
 from tutorial_engine.sampling.params import SamplingParams
 from tutorial_engine.trace.pool import ROWS
-from tutorial_engine.viz.attention_explorer import MAX_TOKENS, AttentionExplorer
-from tutorial_engine.viz.block_explorer import BlockExplorer
-from tutorial_engine.viz.cache_explorer import CacheExplorer
-from tutorial_engine.viz.calculator import MemoryCalculator, preset
-from tutorial_engine.viz.cell_explorer import APPEND, CellExplorer, Operation, story
-from tutorial_engine.viz.dial_explorer import DialExplorer
-from tutorial_engine.viz.explorer import Explorer
-from tutorial_engine.viz.fact_view import FactExplorer
-from tutorial_engine.viz.race_view import RaceExplorer
-from tutorial_engine.viz.recorded import LATE_LONG
-from tutorial_engine.viz.rope_explorer import RopeExplorer
-from tutorial_engine.viz.sampling_explorer import SamplingExplorer
-from tutorial_engine.viz.scene import Item
-from tutorial_engine.viz.scheduler_explorer import SchedulerExplorer
+from tutorial_engine.viz.drawing.scene import Item
+from tutorial_engine.viz.explorers.attention_explorer import MAX_TOKENS, AttentionExplorer
+from tutorial_engine.viz.explorers.block_explorer import BlockExplorer
+from tutorial_engine.viz.explorers.cache_explorer import CacheExplorer
+from tutorial_engine.viz.explorers.cell_explorer import APPEND, CellExplorer, Operation, story
+from tutorial_engine.viz.explorers.dial_explorer import DialExplorer
+from tutorial_engine.viz.explorers.explorer import Explorer
+from tutorial_engine.viz.explorers.fact_explorer import FactExplorer
+from tutorial_engine.viz.explorers.memory_calculator import MemoryCalculator, preset
+from tutorial_engine.viz.explorers.race_explorer import RaceExplorer
+from tutorial_engine.viz.explorers.rope_explorer import RopeExplorer
+from tutorial_engine.viz.explorers.sampling_explorer import SamplingExplorer
+from tutorial_engine.viz.explorers.scheduler_explorer import SchedulerExplorer
+from tutorial_engine.viz.run.recorded import LATE_LONG
 
 SVG = "{http://www.w3.org/2000/svg}"
 AnyExplorer = TypeVar("AnyExplorer", bound=Explorer)

@@ -22,10 +22,10 @@ from tutorial_engine.parallel.report import ParallelReport
 from tutorial_engine.parallel.tensor_parallel import Traffic
 from tutorial_engine.sampling.params import SamplingParams
 from tutorial_engine.trace.pool import PoolHistory
-from tutorial_engine.viz.parts import Sheet
-from tutorial_engine.viz.picture import Picture
-from tutorial_engine.viz.pool_view import draw_key, draw_names, draw_pool, looks_of
-from tutorial_engine.viz.softmax_view import RecordedSoftmax, record_softmax
+from tutorial_engine.viz.drawing.parts import Sheet
+from tutorial_engine.viz.drawing.picture import Picture
+from tutorial_engine.viz.drawing.pool import draw_key, draw_names, draw_pool, looks_of
+from tutorial_engine.viz.run.record_softmax import RecordedSoftmax, record_softmax
 
 PROMPTS = ["Once upon a time Anna had a red kite.", "Ben had a blue ball.", "One day"]
 Q = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])

@@ -51,8 +51,9 @@ from IPython.display import display
 from tutorial_engine.model.checkpoint import load_model, load_tokenizer
 from tutorial_engine.learn.predict import Predictions
 from tutorial_engine.learn.exercises.verdict import check_close
-from tutorial_engine.viz.attention_explorer import AttentionExplorer, attention_weights
-from tutorial_engine.viz.attention_plots import rope_maps_picture
+from tutorial_engine.viz.explorers.attention_explorer import AttentionExplorer
+from tutorial_engine.viz.run.attention_weights import attention_weights
+from tutorial_engine.viz.views.rope_maps_picture import rope_maps_picture
 from tutorial_engine.viz.tokens import token_labels
 model, tokenizer = load_model(), load_tokenizer()
 with torch.inference_mode():

@@ -16,10 +16,10 @@ from tools.publish.figures import FIGURES, MOVES, moving_pictures
 from tools.publish.players import SHOWS, Film, show_of
 from tutorial_engine.model.checkpoint import load_model, load_tokenizer
 from tutorial_engine.model.decoder import CausalLM
-from tutorial_engine.viz.moving import moving
-from tutorial_engine.viz.player import Frame, film_of, player, save_player, still
-from tutorial_engine.viz.scene import Scene
-from tutorial_engine.viz.scheduler_explorer import CLASSES
+from tutorial_engine.viz.drawing.scene import Frame, Scene
+from tutorial_engine.viz.explorers.moving import moving
+from tutorial_engine.viz.explorers.player import film_of, player, save_player, still
+from tutorial_engine.viz.explorers.scheduler_explorer import CLASSES
 
 pytestmark = pytest.mark.browser
 LEAST = 30  # updates a second

@@ -38,7 +38,7 @@ from tutorial_engine.model.decoder import CausalLM
 from tutorial_engine.model.layers import SiluAndMul
 from tutorial_engine.sampling.params import SamplingParams
 from tutorial_engine.trace.events import Finished
-from tutorial_engine.viz.timeline_plots import timeline, timelines
+from tutorial_engine.viz.views.timeline import timeline, timelines
 
 # -- bugs of the model --------------------------------------------------------------------------
 

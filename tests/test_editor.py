@@ -1,5 +1,6 @@
 """What an editor, mypy and a prompt with tab completion know of the package."""
 
+import ast
 import importlib
 import importlib.util
 import inspect
@@ -76,6 +77,16 @@ def test_a_room_shows_what_it_hands_out(name: str) -> None:
         assert getattr(room, public) is not None
     with pytest.raises(AttributeError, match=f"module '{name}' has no attribute 'timelin'"):
         room.timelin  # noqa: B018
+
+
+def test_a_file_of_viz_is_found_from_the_name_that_a_notebook_imports() -> None:
+    """Its own name, or that of the function beside it that it belongs to."""
+    tree = ast.parse(inspect.getsource(importlib.import_module("tutorial_engine.viz")))
+    lines = [line for line in ast.walk(tree) if isinstance(line, ast.ImportFrom)]
+    for line in lines:
+        _, _, folder, file, *_ = [*(line.module or "").split("."), "", "", ""]
+        names = {re.sub("(?<=[a-z])(?=[A-Z])", "_", one.name).lower() for one in line.names}
+        assert folder not in ("views", "explorers") or file in names, (line.module, names)
 
 
 def test_a_picture_without_the_extra_says_which_one_it_is(

@@ -48,31 +48,24 @@ from tutorial_engine.sampling.params import SamplingParams
 from tutorial_engine.sampling.sampler import Sampler, filter_logits
 from tutorial_engine.trace.events import TokenSampled
 from tutorial_engine.trace.pool import CELLS, ROWS
-from tutorial_engine.viz.attention_explorer import MAX_TOKENS, AttentionExplorer, attention_weights
-from tutorial_engine.viz.block_explorer import BlockExplorer
-from tutorial_engine.viz.cache_explorer import MAX_SLOTS, CacheExplorer
-from tutorial_engine.viz.calculator import MemoryCalculator, preset
-from tutorial_engine.viz.cell_explorer import (
-    APPEND,
-    CellExplorer,
-)
-from tutorial_engine.viz.dial_explorer import DialExplorer
-from tutorial_engine.viz.explorer import Explorer
-from tutorial_engine.viz.moving import moving
-from tutorial_engine.viz.picture import WIDGET_VIEW
-from tutorial_engine.viz.player import Frame, film_of, player, still
-from tutorial_engine.viz.race_view import BAR
-from tutorial_engine.viz.recorded import ALL_AT_ONCE, LATE_LONG, ONE_BY_ONE
-from tutorial_engine.viz.sampling_explorer import MOST_DRAWS, SamplingExplorer
-from tutorial_engine.viz.scene import HATCHED, Item, Scene, plain
-from tutorial_engine.viz.scheduler_explorer import (
-    CLASSES,
-    MINE,
-    STEPS,
-    SchedulerExplorer,
-)
-from tutorial_engine.viz.scheduler_view import COLUMNS, OVER
+from tutorial_engine.viz.drawing.picture import WIDGET_VIEW
+from tutorial_engine.viz.drawing.scene import HATCHED, Frame, Item, Scene, plain
+from tutorial_engine.viz.explorers.attention_explorer import MAX_TOKENS, AttentionExplorer
+from tutorial_engine.viz.explorers.block_explorer import BlockExplorer
+from tutorial_engine.viz.explorers.cache_explorer import MAX_SLOTS, CacheExplorer
+from tutorial_engine.viz.explorers.cell_explorer import APPEND, CellExplorer
+from tutorial_engine.viz.explorers.dial_explorer import DialExplorer
+from tutorial_engine.viz.explorers.explorer import Explorer
+from tutorial_engine.viz.explorers.memory_calculator import MemoryCalculator, preset
+from tutorial_engine.viz.explorers.moving import moving
+from tutorial_engine.viz.explorers.player import film_of, player, still
+from tutorial_engine.viz.explorers.race_explorer import BAR
+from tutorial_engine.viz.explorers.sampling_explorer import MOST_DRAWS, SamplingExplorer
+from tutorial_engine.viz.explorers.scheduler_explorer import CLASSES, MINE, STEPS, SchedulerExplorer
+from tutorial_engine.viz.run.attention_weights import attention_weights
+from tutorial_engine.viz.run.recorded import ALL_AT_ONCE, LATE_LONG, ONE_BY_ONE
 from tutorial_engine.viz.tokens import token_label, token_labels
+from tutorial_engine.viz.views.scheduler_view import COLUMNS, OVER
 from tutorial_engine.viz.words import counted, percent
 
 NASTY = ["<script>a</script>", '</svg>&"]]>', "a\x00\u202eb😀", "$x$\n\t "]
@@ -658,7 +651,8 @@ def test_a_lane_is_as_long_as_the_part_of_the_answer_that_its_user_has(
         bars = items(turn(made, step), r".*\.bar")
         for run, lap in made.laps.items():
             when, got = made.tick * step / 1000, dict[str, int]()
-            for user, life in lap.lives.items():
+            for life in lap.run.lives:
+                user = life.request_id
                 got[user] = sum(one <= when for one in life.token_times)  # it starts at 0
                 bar = bars.get(f"{run}.{user}.bar")
                 wide = 0.0 if bar is None else bar.attributes["width"]
@@ -682,7 +676,7 @@ def test_requests_come_when_the_pattern_says(scheduler: SchedulerExplorer) -> No
     came = {}
     for pattern in (ALL_AT_ONCE, ONE_BY_ONE, LATE_LONG):
         turn(scheduler, arrivals=pattern)
-        came[pattern] = [scheduler.run.came(name) for name in scheduler.run.lives]
+        came[pattern] = [scheduler.run.came(name) for name in scheduler.run.names]
     assert came == {ALL_AT_ONCE: [0, 0, 0], ONE_BY_ONE: [0, 3, 6], LATE_LONG: [0, 0, 0, 4]}
 
 
@@ -831,8 +825,9 @@ def test_the_table_has_the_numbers_that_the_rule_goes_by(
             outcome = words(scheduler, f"asked.{name}.outcome")[0]
             assert outcome.startswith("new token “") == (name in now.by_request(TokenSampled))
             assert outcome.startswith("waits: ") == (name in now.planned.waiting)
-        gone = [name for name in run.lives if not items(scheduler, f"asked.{name}.known")]
-        assert set(gone) == {*run.over(step), *run.to_come(step)}
+        gone = [name for name in run.names if not items(scheduler, f"asked.{name}.known")]
+        over = run.over(step - 1) if step else ()
+        assert set(gone) == {*over, *run.to_come(step)}
 
 
 # -- blocks ----------------------------------------------------------------------------------------
@@ -845,7 +840,7 @@ def test_the_explorer_of_notebook_05_evicts_at_7_blocks_and_preempts_at_5(
     explorer = BlockExplorer(model, tokenizer, prompts)
 
     def told(word: str, **knobs: Any) -> dict[int, str]:
-        steps = enumerate(turn(explorer, **knobs).run.steps)
+        steps = enumerate(turn(explorer, **knobs).run.blocks)
         return {i: fact for i, step in steps for fact in step.facts if word in fact}
 
     assert not told("evicted", num_blocks=8)

@@ -17,7 +17,7 @@ from playwright.sync_api import Browser, BrowserContext, Page, expect
 from tools.publish import facts, players, site
 from tutorial_engine.lab.two_texts import TwoTexts
 from tutorial_engine.model.checkpoint import load_model, load_tokenizer
-from tutorial_engine.viz.fact_page import LEAD, LIKELIEST, TITLE, fact_page, map_scene
+from tutorial_engine.viz.explorers.fact_page import LEAD, LIKELIEST, TITLE, fact_page, map_scene
 
 SAID = facts.known()
 LAYERS, HEADS = SAID["layers"], SAID["heads"]

@@ -16,8 +16,10 @@ from traces import check_words
 from tutorial_engine.lab.two_texts import TwoTexts
 from tutorial_engine.model.checkpoint import load_model, load_tokenizer
 from tutorial_engine.model.decoder import CausalLM
-from tutorial_engine.viz import FactExplorer, fact_picture, fact_view
-from tutorial_engine.viz.fact_view import MAX_TOKENS, OTHER, TEXT, Fact, likely
+from tutorial_engine.viz import FactExplorer, fact_picture
+from tutorial_engine.viz.drawing.parts import Sheet
+from tutorial_engine.viz.explorers.fact_explorer import MAX_TOKENS, OTHER, TEXT
+from tutorial_engine.viz.views.fact_picture import Fact, Likely, likely
 
 NAMO = "Namo had an old coat. Tima was a friend of N"
 NEDO = NAMO.replace("Namo", "Nedo")
@@ -81,11 +83,9 @@ def test_the_picture_says_which_numbers_decide(two: TwoTexts, tokenizer: Tokeniz
 def test_the_best_cell_is_framed_and_each_says_its_number(
     two: TwoTexts, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sheets = list[fact_view.Sheet]()
-    picture = fact_view.Sheet.picture
-    monkeypatch.setattr(
-        fact_view.Sheet, "picture", lambda s, *said: (sheets.append(s), picture(s, *said))[1]
-    )
+    sheets = list[Sheet]()
+    picture = Sheet.picture
+    monkeypatch.setattr(Sheet, "picture", lambda s, *said: (sheets.append(s), picture(s, *said))[1])
     fact_picture(two, tokenizer)
     items, cells = sheets[0].items, two.every_cell()
     tips = {name: item.tip for name, item in items.items() if name.startswith("cell.")}
@@ -137,7 +137,7 @@ def test_a_sentence_is_true_of_what_it_tells(two: TwoTexts, tokenizer: Tokenizer
     own, other = two.answers
     before, third = two.after([dict])[0], 7
     fact = Fact(two, tokenizer, two.every_cell(), likely(before))
-    told = {token: fact.told(fact_view.Likely((token,), (0.5,))) for token in (own, other, third)}
+    told = {token: fact.told(Likely((token,), (0.5,))) for token in (own, other, third)}
     assert told[own] == "the answer stays “am” (0.50)"
     assert told[other] == f"“am” ({before[own]:.2f}) becomes “ed” (0.50)"
     assert told[third].endswith("(0.50), which is neither text's answer")

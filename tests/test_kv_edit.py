@@ -9,13 +9,14 @@ from tokenizers import Tokenizer
 from tutorial_engine.lab.kv_edit import Exchange, continued, memory_of
 from tutorial_engine.learn.parts.engine import OwnEngine
 from tutorial_engine.model.decoder import CausalLM
-from tutorial_engine.viz.kv_edit_view import (
+from tutorial_engine.viz.drawing.scene import Frame
+from tutorial_engine.viz.explorers.player import player
+from tutorial_engine.viz.views.transplant_picture import (
     transplant,
     transplant_caption,
     transplant_choices,
     transplant_scene,
 )
-from tutorial_engine.viz.player import Frame, player
 
 NAMO, NEDO = "Namo had an old coat.", "Nedo had an old coat."
 NEW = 24

@@ -30,7 +30,7 @@ from tutorial_engine.engine.request import RequestOutput
 from tutorial_engine.model.decoder import CausalLM
 from tutorial_engine.sampling.params import SamplingParams
 from tutorial_engine.trace.events import Recorder, StepEnded
-from tutorial_engine.viz.timeline_plots import timeline
+from tutorial_engine.viz.views.timeline import timeline
 
 TEXTS = ["Once upon a time", "Anna had a red kite. One day", "Tom and"]
 GREEDY = SamplingParams(temperature=0, max_tokens=12)

@@ -39,7 +39,7 @@ from tutorial_engine.model.batch import Batch
 from tutorial_engine.model.decoder import CausalLM
 from tutorial_engine.sampling.params import SamplingParams
 from tutorial_engine.trace.events import BlockCopied, Preempted
-from tutorial_engine.viz.jukebox_view import Take
+from tutorial_engine.viz.views.jukebox_frames import Take
 
 PROMPT = "Once upon a time Anna had a red kite."
 Parts = dict[str, Callable[..., Any]]

@@ -89,24 +89,23 @@ from tutorial_engine.model.config import RopeScaling
 from tutorial_engine.model.rope import inverse_frequencies, scaled_frequencies
 from tutorial_engine.trace.events import Trace
 from tutorial_engine.trace.pool import CELLS, ROWS
-from tutorial_engine.viz import style
-from tutorial_engine.viz.block_explorer import BlockExplorer
-from tutorial_engine.viz.block_facts import BlockRun, without_hashes
-from tutorial_engine.viz.block_plots import MAX_REQUESTS, BlockView, SimpleBlockView
-from tutorial_engine.viz.cache_explorer import CacheExplorer
-from tutorial_engine.viz.cell_explorer import CellExplorer
-from tutorial_engine.viz.cell_steps import take_snapshot
-from tutorial_engine.viz.explorer import Explorer
-from tutorial_engine.viz.jukebox_view import Take, jukebox_frames
-from tutorial_engine.viz.kv_edit_view import transplant_runs
-from tutorial_engine.viz.picture import Picture
-from tutorial_engine.viz.player import Frame
-from tutorial_engine.viz.race_view import RaceExplorer
-from tutorial_engine.viz.request_look import text_width
-from tutorial_engine.viz.sampling_explorer import SamplingExplorer
-from tutorial_engine.viz.scene import Scene
-from tutorial_engine.viz.scheduler_explorer import SchedulerExplorer
-from tutorial_engine.viz.softmax_view import softmax_frames
+from tutorial_engine.viz.drawing import style
+from tutorial_engine.viz.drawing.picture import Picture
+from tutorial_engine.viz.drawing.request_look import text_width
+from tutorial_engine.viz.drawing.scene import Frame, Scene
+from tutorial_engine.viz.explorers.block_explorer import BlockExplorer
+from tutorial_engine.viz.explorers.cache_explorer import CacheExplorer
+from tutorial_engine.viz.explorers.cell_explorer import CellExplorer
+from tutorial_engine.viz.explorers.explorer import Explorer
+from tutorial_engine.viz.explorers.race_explorer import RaceExplorer
+from tutorial_engine.viz.explorers.sampling_explorer import SamplingExplorer
+from tutorial_engine.viz.explorers.scheduler_explorer import SchedulerExplorer
+from tutorial_engine.viz.run.block_run import BlockRun, without_hashes
+from tutorial_engine.viz.run.cell_steps import take_snapshot
+from tutorial_engine.viz.views.block_view import MAX_REQUESTS, BlockView, SimpleBlockView
+from tutorial_engine.viz.views.jukebox_frames import Take, jukebox_frames
+from tutorial_engine.viz.views.running_softmax_picture import softmax_frames
+from tutorial_engine.viz.views.transplant_picture import transplant_runs
 
 HASHES = Path(__file__).with_name("picture_hashes.json")
 LETTERS = {i: chr(ord("a") + i) for i in range(33)}
@@ -129,7 +128,8 @@ def leaked(blocks: type[BlockManager], num_blocks: int = 9) -> Any:
 def blocks(case: Case, label: Callable[[int], str] = str, simple: bool = False) -> list[Frame]:
     """Every third step of a run on pages."""
     trace = case.live().trace
-    run = BlockRun(without_hashes(trace) if simple else trace, {i: label(i) for i in range(VOCAB)})
+    trace = without_hashes(trace) if simple else trace
+    run = BlockRun.of(trace, {i: label(i) for i in range(VOCAB)})
     view = SimpleBlockView if simple else BlockView
     steps = range(0, len(run.steps), 3)
     return [Frame(view(run, [i]).scene(i), run.caption(i)) for i in steps]

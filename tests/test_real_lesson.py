@@ -34,12 +34,10 @@ from tutorial_engine.model.batch import Batch
 from tutorial_engine.model.checkpoint import load_model
 from tutorial_engine.model.decoder import CausalLM
 from tutorial_engine.sampling.params import SamplingParams
-from tutorial_engine.viz.chat_box import ChatBox
-from tutorial_engine.viz.real_plots import (
-    first_slot_picture,
-    first_tokens_picture,
-    losses_picture,
-)
+from tutorial_engine.viz.explorers.chat_box import ChatBox
+from tutorial_engine.viz.views.first_slot_picture import first_slot_picture
+from tutorial_engine.viz.views.first_tokens_picture import first_tokens_picture
+from tutorial_engine.viz.views.losses_picture import losses_picture
 
 SOLVED = Path(__file__).resolve().parents[1] / "notebooks" / "solutions"
 NAMO = "Namo had an old coat. Tima was a friend of N"

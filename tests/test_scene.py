@@ -14,12 +14,13 @@ from PIL import Image
 from tokenizers import Tokenizer, models
 from traces import SVG, check_phone, check_words
 
-from tutorial_engine.viz import flow, words
-from tutorial_engine.viz import scene as scene_module
-from tutorial_engine.viz.block_facts import blocks_said
-from tutorial_engine.viz.parts import Sheet
-from tutorial_engine.viz.scene import HATCHED, Scene
-from tutorial_engine.viz.style import INK, PAPER
+from tutorial_engine.viz import words
+from tutorial_engine.viz.drawing import flow
+from tutorial_engine.viz.drawing import scene as scene_module
+from tutorial_engine.viz.drawing.parts import Sheet
+from tutorial_engine.viz.drawing.scene import HATCHED, Scene
+from tutorial_engine.viz.drawing.style import INK, PAPER
+from tutorial_engine.viz.run.block_run import blocks_said
 from tutorial_engine.viz.tokens import (
     SPACE,
     escape,

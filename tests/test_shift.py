@@ -20,7 +20,7 @@ from tutorial_engine.lab.shift import (
 )
 from tutorial_engine.model.batch import Batch
 from tutorial_engine.model.decoder import CausalLM
-from tutorial_engine.viz.memory_plots import TOLERANCE
+from tutorial_engine.viz.views.shift_picture import TOLERANCE
 
 TOKENS = [(7 * i + i * i) % 97 for i in range(24)]
 

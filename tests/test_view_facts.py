@@ -59,32 +59,28 @@ from tutorial_engine.trace.events import (
     TokenSampled,
 )
 from tutorial_engine.trace.pool import CELLS, ROWS
-from tutorial_engine.viz import cell_steps
-from tutorial_engine.viz.batch_plots import flat_batch
-from tutorial_engine.viz.block_plots import BlockView
-from tutorial_engine.viz.cell_steps import describe, find_changes, take_snapshot
-from tutorial_engine.viz.cell_view import cells_scene, heat_scale
-from tutorial_engine.viz.induction_view import recorded_two_steps, two_steps_picture
-from tutorial_engine.viz.layout_plots import LAYERS, layouts_picture
-from tutorial_engine.viz.model_plots import (
-    far_value,
-    gqa_picture,
-    qkv_picture,
-    recorded_projection,
-    three_token_picture,
-)
-from tutorial_engine.viz.parts import part_of, shade
-from tutorial_engine.viz.picture import Picture
-from tutorial_engine.viz.place_plots import IDLE, WASTED, Held, places, read_places
-from tutorial_engine.viz.request_look import look, tint
-from tutorial_engine.viz.scene import HATCHED
-from tutorial_engine.viz.scheduler_steps import SchedulerRun
-from tutorial_engine.viz.shapes import meta_shape_walk, shape_walk
-from tutorial_engine.viz.softmax_view import running_softmax_picture
-from tutorial_engine.viz.style import PAPER
-from tutorial_engine.viz.timeline_plots import timeline
+from tutorial_engine.viz.drawing.parts import part_of, shade
+from tutorial_engine.viz.drawing.picture import Picture
+from tutorial_engine.viz.drawing.request_look import look, tint
+from tutorial_engine.viz.drawing.scene import HATCHED
+from tutorial_engine.viz.drawing.style import PAPER
+from tutorial_engine.viz.run import cell_steps
+from tutorial_engine.viz.run.cell_steps import describe, find_changes, take_snapshot
+from tutorial_engine.viz.run.run import Run
+from tutorial_engine.viz.run.scheduler_run import SchedulerRun
+from tutorial_engine.viz.run.shape_walk import meta_shape_walk, shape_walk
 from tutorial_engine.viz.tokens import token_labels
-from tutorial_engine.viz.trace_rows import rows
+from tutorial_engine.viz.views.block_view import BlockView
+from tutorial_engine.viz.views.cell_view import cells_scene, heat_scale
+from tutorial_engine.viz.views.flat_batch import flat_batch
+from tutorial_engine.viz.views.gqa_picture import gqa_picture
+from tutorial_engine.viz.views.layouts_picture import LAYERS, layouts_picture
+from tutorial_engine.viz.views.places import IDLE, WASTED, Held, places, read_places
+from tutorial_engine.viz.views.qkv_picture import far_value, qkv_picture, recorded_projection
+from tutorial_engine.viz.views.running_softmax_picture import running_softmax_picture
+from tutorial_engine.viz.views.three_token_picture import three_token_picture
+from tutorial_engine.viz.views.timeline import timeline
+from tutorial_engine.viz.views.two_steps_picture import recorded_two_steps, two_steps_picture
 from tutorial_engine.viz.words import listed, signed
 
 # -- timelines -------------------------------------------------------------------------------------
@@ -109,8 +105,8 @@ def test_every_share_of_every_step_is_a_box(policy: str) -> None:
 
 
 @every_policy
-def test_rows_agree_with_the_replayed_queues(policy: str) -> None:
-    run, stalls = rows(crowd(policy)), 0
+def test_a_run_agrees_with_the_replayed_queues(policy: str) -> None:
+    run, stalls = Run.of(crowd(policy)), 0
     for step in run.steps:
         shares = {life.request_id: life.shares.get(step.number) for life in run.lives}
         there = {name: share for name, share in shares.items() if share is not None}
@@ -128,7 +124,7 @@ def test_rows_agree_with_the_replayed_queues(policy: str) -> None:
 def test_metrics_read_from_the_trace_are_the_engines_own(policy: str) -> None:
     for rate in (0.0, 40.0):
         trace, outputs = served(policy, 6, rate, 5)
-        assert {life.request_id: life.metrics for life in rows(trace).lives} == {
+        assert {life.request_id: life.metrics for life in Run.of(trace).lives} == {
             one.request_id: one.metrics for one in outputs
         }
 
@@ -215,9 +211,9 @@ def test_a_step_that_was_broken_off_is_no_step_and_nothing_of_it_is_lost() -> No
         run = live.finish().run
     finally:
         handle.remove()
-    assert [step.tables for step in run.steps] == [pool.tables for pool in live.pools]
-    assert "B finds 8 tokens in blocks 0 and 1" in run.steps[2].facts
-    assert [i for i in range(12) if run.steps[2].is_written("B", i)] == [8, 9]
+    assert [now.tables for now in run.blocks] == [pool.tables for pool in live.pools]
+    assert "B finds 8 tokens in blocks 0 and 1" in run.blocks[2].facts
+    assert [i for i in range(12) if run.blocks[2].is_written("B", i)] == [8, 9]
 
 
 @every_case
@@ -226,7 +222,7 @@ def test_the_picture_shows_the_tables_and_the_pool_of_the_live_engine(case: Case
     run, size = live.run, case.block_size
     ran: dict[int, tuple[str, ...]] = {}  # block -> the tokens that it got last
     for number, pool in enumerate(live.pools):
-        for request in run.steps[number].step.planned.requests.values():
+        for request in run.steps[number].planned.requests.values():
             for index, block in enumerate(request.table):
                 ran[block] = tuple(map(str, request.token_ids[index * size :][:size]))
         if number % 3:
@@ -274,7 +270,7 @@ def three(policy: type[Scheduler] = Scheduler, **limits: int) -> SchedulerRun:
     for name, prompt in THREE.items():
         engine.add_request(name, prompt, SamplingParams(max_tokens=4, ignore_eos=True))
     engine.run()
-    return SchedulerRun(recorder.trace(), {})
+    return SchedulerRun.of(recorder.trace(), {})
 
 
 @pytest.mark.parametrize("budget", [1, 3, 8, 11, 64])
@@ -286,7 +282,7 @@ def test_tokens_are_cached_then_run_then_known_then_sampled_and_nobody_stalls(bu
         assert not run.doing("stalls", step.number), "the one rule does not do that"
         for name in step.planned.requests:
             kinds = run.token_kinds(name, step.number)
-            if name in run.over(step.number):
+            if step.number and name in run.over(step.number - 1):
                 assert kinds == ["gone"] * len(run.tokens[name])
                 continue
             assert kinds == sorted(kinds, key=order.index)
@@ -349,7 +345,7 @@ def test_a_stall_is_explained_where_it_is_the_policys() -> None:
 
 def test_who_gives_way_is_said_and_explains_the_queue() -> None:
     live = Paged(num_blocks=6).add("A", num_tokens=8).add("B", OTHER * 2, num_tokens=4)
-    run = SchedulerRun(live.finish().trace, {})
+    run = SchedulerRun.of(live.finish().trace, {})
     gave_way = {step.number: [*step.by_request(Preempted)] for step in run.steps}
     assert any(gave_way.values())
     for step, who in gave_way.items():

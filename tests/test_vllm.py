@@ -21,9 +21,9 @@ from tutorial_engine.trace.events import (
 )
 from tutorial_engine.trace.history import Replay
 from tutorial_engine.viz import block_view, places, timeline
-from tutorial_engine.viz.recorded import labels
-from tutorial_engine.viz.scheduler_steps import SchedulerRun
-from tutorial_engine.viz.scheduler_view import SchedulerView
+from tutorial_engine.viz.run.recorded import labels
+from tutorial_engine.viz.run.scheduler_run import SchedulerRun
+from tutorial_engine.viz.views.scheduler_view import SchedulerView
 
 NAMES = sorted(file.stem for file in RUNS.glob("*.json"))
 
@@ -67,7 +67,7 @@ def test_pictures_draw_it(run: Trace) -> None:
     assert "vLLM 0.32.0" in timeline(run).svg
     check_words(timeline(run))
     check_words(places({"vLLM": run}))
-    drawn = SchedulerRun(run, labels(run, load_tokenizer()))
+    drawn = SchedulerRun.of(run, labels(run, load_tokenizer()))
     view = SchedulerView(drawn, details=False)
     for step in (0, run.num_steps // 2):
         check_words(block_view(run, step))

@@ -12,7 +12,7 @@ from nbformat import v4 as new
 
 from tutorial_engine.learn import the_real_model, without_model
 from tutorial_engine.learn.without_model import LINE, stored_outputs
-from tutorial_engine.viz.picture import WIDGET_VIEW
+from tutorial_engine.viz.drawing.picture import WIDGET_VIEW
 
 NAME = "06_real_model.ipynb"
 PNG = "aGVsbG8="  # nothing decodes it

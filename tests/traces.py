@@ -28,17 +28,13 @@ from tutorial_engine.model.decoder import CausalLM
 from tutorial_engine.sampling.params import SamplingParams
 from tutorial_engine.trace import events
 from tutorial_engine.trace.events import Event, Recorder, Trace
-from tutorial_engine.viz.block_facts import BlockRun
-from tutorial_engine.viz.cell_explorer import append_tokens
-from tutorial_engine.viz.cell_steps import (
-    CellsSnapshot,
-    Changes,
-    describe,
-)
-from tutorial_engine.viz.cell_view import cells_scene, heat_scale
-from tutorial_engine.viz.picture import Picture
-from tutorial_engine.viz.request_look import text_width
-from tutorial_engine.viz.scene import HATCHED, Scene
+from tutorial_engine.viz.drawing.picture import Picture
+from tutorial_engine.viz.drawing.request_look import text_width
+from tutorial_engine.viz.drawing.scene import HATCHED, Scene
+from tutorial_engine.viz.explorers.cell_explorer import append_tokens
+from tutorial_engine.viz.run.block_run import BlockRun
+from tutorial_engine.viz.run.cell_steps import CellsSnapshot, Changes, describe
+from tutorial_engine.viz.views.cell_view import cells_scene, heat_scale
 
 SVG = "{http://www.w3.org/2000/svg}"
 NASTY = ["<script>alert(1)</script>", "naïve 😀 " + "x" * 80, '$x$ & "y" -- \']]>', "a\nb\x00c"]
@@ -253,7 +249,7 @@ class Paged:
 
     @property
     def run(self) -> BlockRun:
-        return BlockRun(self.trace, {})
+        return BlockRun.of(self.trace, {})
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,9 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.container import BarContainer
 
-from tutorial_engine.viz.charts import label_bars, panels
-from tutorial_engine.viz.picture import Picture
-from tutorial_engine.viz.style import INK, PAPER, SERIES, finish, house_style
+from tutorial_engine.viz.drawing.charts import label_bars, panels
+from tutorial_engine.viz.drawing.picture import Picture
+from tutorial_engine.viz.drawing.style import INK, PAPER, SERIES, finish, house_style
 from tutorial_engine.viz.words import listed
 
 WIDTH = 9.0  # inches: 900 pixels, as wide as a README shows

@@ -20,7 +20,7 @@ from tqdm import tqdm
 
 from tutorial_engine.lab.real import NOT_HERE, needs_real, where_it_is
 from tutorial_engine.learn.predict import REVEAL
-from tutorial_engine.viz.picture import WIDGET_VIEW
+from tutorial_engine.viz.drawing.picture import WIDGET_VIEW
 from tutorial_engine.viz.tokens import escape
 
 NOTEBOOKS = Path(__file__).resolve().parents[2] / "notebooks"

@@ -19,7 +19,7 @@ from nbconvert.filters import markdown2html
 
 from tools.publish.build import LESSONS, NOTEBOOKS
 from tools.publish.exam_numbers import NUMBERS
-from tutorial_engine.viz.picture import Picture
+from tutorial_engine.viz.drawing.picture import Picture
 from tutorial_engine.viz.tokens import escape
 
 PAGES = NOTEBOOKS.parent / "docs" / "teaching"

@@ -30,8 +30,8 @@ from tutorial_engine.sampling.sampler import min_p, top_k, top_p
 from tutorial_engine.trace import Recorder, Trace, history
 from tutorial_engine.trace.events import BlockTaken, Preempted, TokenSampled
 from tutorial_engine.viz import block_view, throughput_latency, token_labels
-from tutorial_engine.viz.scheduler_steps import SchedulerRun
-from tutorial_engine.viz.scheduler_view import SchedulerView
+from tutorial_engine.viz.run.scheduler_run import SchedulerRun
+from tutorial_engine.viz.views.scheduler_view import SchedulerView
 
 Numbers = dict[str, Any]
 PEOPLE, THINGS = "Anna Ben Mia Tom Lily Sam".split(), ("a red kite", "a blue ball", "a green hat")
@@ -292,7 +292,7 @@ def _timeline(draw: Random) -> Numbers:
     limits: Numbers = {"max_num_batched_tokens": 8, "max_num_seqs": 2}
     trace, outputs = served(texts(draw, lengths), [5, 3, 4], **limits)
     labels = {i: name for i, name in enumerate(token_labels(tiny()[1], [*range(512)]))}
-    run = SchedulerRun(trace, labels)
+    run = SchedulerRun.of(trace, labels)
     ttft = outputs[2].metrics.ttft
     tpot = outputs[1].metrics.tpot
     assert ttft is not None and tpot is not None

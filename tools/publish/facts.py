@@ -23,7 +23,7 @@ from tutorial_engine.lab.real import NAME, real_model
 from tutorial_engine.lab.two_texts import TwoTexts
 from tutorial_engine.model.checkpoint import load_model, load_tokenizer
 from tutorial_engine.model.decoder import CausalLM
-from tutorial_engine.viz.fact_page import LIKELIEST, fact_page
+from tutorial_engine.viz.explorers.fact_page import LIKELIEST, fact_page
 from tutorial_engine.viz.tokens import SPACE, token_label
 
 FILE = NOTEBOOKS.parent / "docs" / "site" / "facts.json"

@@ -23,11 +23,10 @@ from IPython.core.inputtransformer2 import TransformerManager
 from tools.publish.build import LESSONS, NOTEBOOKS, left_out, make_notebook, sources, target
 from tools.publish.players import show_of
 from tutorial_engine.model.checkpoint import load_model, load_tokenizer
-from tutorial_engine.viz.explorer import Explorer
-from tutorial_engine.viz.moving import at_night, moving
-from tutorial_engine.viz.picture import Picture
-from tutorial_engine.viz.player import Frame
-from tutorial_engine.viz.scene import Scene, Value, plain
+from tutorial_engine.viz.drawing.picture import Picture
+from tutorial_engine.viz.drawing.scene import Frame, Scene, Value, plain
+from tutorial_engine.viz.explorers.explorer import Explorer
+from tutorial_engine.viz.explorers.moving import at_night, moving
 
 FIGURES = NOTEBOOKS.parent / "figures"
 TAG = "figure-"

@@ -19,8 +19,8 @@ from nbformat import NotebookNode
 from PIL import Image
 
 from tools.publish.build import NOTEBOOKS, QUESTION, Lesson, sources, target
-from tutorial_engine.viz.moving import at_night
-from tutorial_engine.viz.scene import png_of
+from tutorial_engine.viz.drawing.scene import png_of
+from tutorial_engine.viz.explorers.moving import at_night
 from tutorial_engine.viz.tokens import escape
 
 HEADING = re.compile(r"^# (#{1,3}) (.+)$", re.M)  # in a Markdown cell of a source

@@ -18,22 +18,23 @@ from tutorial_engine.lab.vllm import recorded_run, serve_again
 from tutorial_engine.learn.stories.jukebox import jukebox_film
 from tutorial_engine.model.checkpoint import load_model, load_tokenizer
 from tutorial_engine.model.decoder import CausalLM
-from tutorial_engine.viz.attention_explorer import AttentionExplorer
-from tutorial_engine.viz.block_explorer import BlockExplorer
-from tutorial_engine.viz.cache_explorer import CacheExplorer
-from tutorial_engine.viz.cell_explorer import CellExplorer
-from tutorial_engine.viz.explorer import Explorer
-from tutorial_engine.viz.fact_page import TITLE, fact_poster
-from tutorial_engine.viz.kv_edit_view import transplant_choices, transplant_runs
-from tutorial_engine.viz.moving import at_night
-from tutorial_engine.viz.player import Card, Frame, save_player
-from tutorial_engine.viz.recorded import labels
-from tutorial_engine.viz.rope_explorer import RopeExplorer
-from tutorial_engine.viz.scene import Scene, png_of
-from tutorial_engine.viz.scheduler_explorer import CLASSES, SchedulerExplorer
-from tutorial_engine.viz.scheduler_steps import SchedulerRun
-from tutorial_engine.viz.scheduler_view import SchedulerView
-from tutorial_engine.viz.softmax_view import record_softmax, softmax_frames
+from tutorial_engine.viz.drawing.scene import Frame, Scene, png_of
+from tutorial_engine.viz.explorers.attention_explorer import AttentionExplorer
+from tutorial_engine.viz.explorers.block_explorer import BlockExplorer
+from tutorial_engine.viz.explorers.cache_explorer import CacheExplorer
+from tutorial_engine.viz.explorers.cell_explorer import CellExplorer
+from tutorial_engine.viz.explorers.explorer import Explorer
+from tutorial_engine.viz.explorers.fact_page import TITLE, fact_poster
+from tutorial_engine.viz.explorers.moving import at_night
+from tutorial_engine.viz.explorers.player import Card, save_player
+from tutorial_engine.viz.explorers.rope_explorer import RopeExplorer
+from tutorial_engine.viz.explorers.scheduler_explorer import CLASSES, SchedulerExplorer
+from tutorial_engine.viz.run.record_softmax import record_softmax
+from tutorial_engine.viz.run.recorded import labels
+from tutorial_engine.viz.run.scheduler_run import SchedulerRun
+from tutorial_engine.viz.views.running_softmax_picture import softmax_frames
+from tutorial_engine.viz.views.scheduler_view import SchedulerView
+from tutorial_engine.viz.views.transplant_picture import transplant_choices, transplant_runs
 
 PLAYERS = NOTEBOOKS.parent / "build" / "players"
 PROMPTS = ("Once upon a time Anna had a red kite.", "Ben had a blue ball.", "One day")
@@ -107,7 +108,7 @@ def _policies(model: CausalLM, tokenizer: Tokenizer) -> Film:
         ("vLLM, other requests", recorded),
         ("this engine on those", serve_again(recorded, model)),
     ):
-        run = SchedulerRun(trace, labels(trace, tokenizer))
+        run = SchedulerRun.of(trace, labels(trace, tokenizer))
         scene = SchedulerView(run, details=False).scene
         runs[name] = [Frame(scene(step), run.caption(step)) for step in range(len(run.steps))]
     options = [f"{name}: {len(frames)} steps" for name, frames in runs.items()]

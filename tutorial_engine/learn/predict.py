@@ -13,7 +13,7 @@ from typing import Any
 
 import ipywidgets as widgets
 
-from tutorial_engine.viz.explorer import live_view
+from tutorial_engine.viz.explorers.explorer import live_view
 from tutorial_engine.viz.tokens import escape
 
 UNDECIDED = "(not decided)"

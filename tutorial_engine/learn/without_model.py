@@ -16,7 +16,7 @@ from IPython.display import display
 
 from tutorial_engine.lab.real import NOT_HERE, where_it_is
 from tutorial_engine.learn.parts.earlier import own_file
-from tutorial_engine.viz.picture import WIDGET_VIEW
+from tutorial_engine.viz.drawing.picture import WIDGET_VIEW
 
 LINE = (
     "This cell needs the real model: `make real` brings it once (93 MB). Then restart the kernel."

@@ -2,6 +2,9 @@
 
 Pictures are pure functions of what the engine returned or recorded: nothing is drawn by hand. What
 the notebooks import is handed out here, each name when it is asked for.
+
+`run` reads what was recorded; `drawing` is what pictures are made of; `views` has a file for each
+picture, `explorers` one for each explorer, and the players.
 """
 
 from typing import TYPE_CHECKING
@@ -9,81 +12,77 @@ from typing import TYPE_CHECKING
 from tutorial_engine.doors import lazy_exports
 
 if TYPE_CHECKING:
-    from tutorial_engine.viz.attention_explorer import AttentionExplorer, attention_weights
-    from tutorial_engine.viz.attention_plots import (
-        clocks_picture,
-        heads_picture,
-        mask_picture,
-        rope_maps_picture,
-        training_picture,
-    )
-    from tutorial_engine.viz.batch_plots import flat_batch
-    from tutorial_engine.viz.block_explorer import ALL_AT_ONCE, BlockExplorer
-    from tutorial_engine.viz.block_plots import block_view
-    from tutorial_engine.viz.cache_explorer import CacheExplorer
-    from tutorial_engine.viz.cache_plots import (
-        bytes_picture,
-        latency_picture,
-        positions_picture,
-        roofline_picture,
-        work_picture,
-    )
-    from tutorial_engine.viz.calculator import MemoryCalculator
-    from tutorial_engine.viz.cell_explorer import CellExplorer
-    from tutorial_engine.viz.chat_box import ChatBox
-    from tutorial_engine.viz.context_plots import (
-        reach_picture,
-        rope_scaling_picture,
-        scores_picture,
-    )
-    from tutorial_engine.viz.dial_explorer import DialExplorer
-    from tutorial_engine.viz.fact_view import FactExplorer, fact_picture
-    from tutorial_engine.viz.gpu_plots import (
-        end_to_end_picture,
-        gpu_memory_picture,
-        gpu_timeline,
-        padding_picture,
-        serving_picture,
-    )
-    from tutorial_engine.viz.induction_view import two_steps_picture
-    from tutorial_engine.viz.kv_edit_view import (
-        matters_picture,
-        readers_picture,
-        strips_picture,
-        transplant_picture,
-    )
-    from tutorial_engine.viz.layout_plots import layouts_picture
-    from tutorial_engine.viz.leak_view import leak_picture
-    from tutorial_engine.viz.memory_plots import dial, shift_picture, waste_over_time
-    from tutorial_engine.viz.model_plots import (
-        ablation_picture,
-        block_picture,
-        gqa_picture,
-        qkv_picture,
-        three_token_picture,
-    )
-    from tutorial_engine.viz.overlap_view import overlap_picture
-    from tutorial_engine.viz.parallel_plots import mlp_split, ranks_picture
-    from tutorial_engine.viz.patching_view import patching_picture
-    from tutorial_engine.viz.place_plots import places, read_places
-    from tutorial_engine.viz.queue_view import queue_picture
-    from tutorial_engine.viz.race_view import RaceExplorer
-    from tutorial_engine.viz.radix_view import radix_tree
-    from tutorial_engine.viz.real_plots import (
-        first_slot_picture,
-        first_tokens_picture,
-        losses_picture,
-    )
-    from tutorial_engine.viz.request_plots import one_request
-    from tutorial_engine.viz.rope_explorer import RopeExplorer
-    from tutorial_engine.viz.sampling_explorer import SamplingExplorer
-    from tutorial_engine.viz.sampling_plots import Lead, draws_picture, margins_picture
-    from tutorial_engine.viz.scheduler_explorer import SchedulerExplorer
-    from tutorial_engine.viz.serving_plots import itl_over_time, sweep, throughput_latency
-    from tutorial_engine.viz.shapes import meta_shape_walk, shape_walk, walk_table
-    from tutorial_engine.viz.softmax_view import record_softmax, running_softmax_picture
-    from tutorial_engine.viz.timeline_plots import timeline, timelines
+    from tutorial_engine.viz.explorers.attention_explorer import AttentionExplorer
+    from tutorial_engine.viz.explorers.block_explorer import BlockExplorer
+    from tutorial_engine.viz.explorers.cache_explorer import CacheExplorer
+    from tutorial_engine.viz.explorers.cell_explorer import CellExplorer
+    from tutorial_engine.viz.explorers.chat_box import ChatBox
+    from tutorial_engine.viz.explorers.dial_explorer import DialExplorer
+    from tutorial_engine.viz.explorers.fact_explorer import FactExplorer
+    from tutorial_engine.viz.explorers.memory_calculator import MemoryCalculator
+    from tutorial_engine.viz.explorers.race_explorer import RaceExplorer
+    from tutorial_engine.viz.explorers.rope_explorer import RopeExplorer
+    from tutorial_engine.viz.explorers.sampling_explorer import SamplingExplorer
+    from tutorial_engine.viz.explorers.scheduler_explorer import SchedulerExplorer
+    from tutorial_engine.viz.run.attention_weights import attention_weights
+    from tutorial_engine.viz.run.record_softmax import record_softmax
+    from tutorial_engine.viz.run.recorded import ALL_AT_ONCE
+    from tutorial_engine.viz.run.shape_walk import meta_shape_walk, shape_walk, walk_table
     from tutorial_engine.viz.tokens import token_label, token_labels
+    from tutorial_engine.viz.views.ablation_picture import ablation_picture
+    from tutorial_engine.viz.views.block_picture import block_picture
+    from tutorial_engine.viz.views.block_view import block_view
+    from tutorial_engine.viz.views.bytes_picture import bytes_picture
+    from tutorial_engine.viz.views.clocks_picture import clocks_picture
+    from tutorial_engine.viz.views.dial import dial
+    from tutorial_engine.viz.views.draws_picture import draws_picture
+    from tutorial_engine.viz.views.end_to_end_picture import end_to_end_picture
+    from tutorial_engine.viz.views.fact_picture import fact_picture
+    from tutorial_engine.viz.views.first_slot_picture import first_slot_picture
+    from tutorial_engine.viz.views.first_tokens_picture import first_tokens_picture
+    from tutorial_engine.viz.views.flat_batch import flat_batch
+    from tutorial_engine.viz.views.gpu_memory_picture import gpu_memory_picture
+    from tutorial_engine.viz.views.gpu_timeline import gpu_timeline
+    from tutorial_engine.viz.views.gqa_picture import gqa_picture
+    from tutorial_engine.viz.views.heads_picture import heads_picture
+    from tutorial_engine.viz.views.itl_over_time import itl_over_time
+    from tutorial_engine.viz.views.latency_picture import latency_picture
+    from tutorial_engine.viz.views.layouts_picture import layouts_picture
+    from tutorial_engine.viz.views.leak_picture import leak_picture
+    from tutorial_engine.viz.views.losses_picture import losses_picture
+    from tutorial_engine.viz.views.margins_picture import Lead, margins_picture
+    from tutorial_engine.viz.views.mask_picture import mask_picture
+    from tutorial_engine.viz.views.matters_picture import matters_picture
+    from tutorial_engine.viz.views.mlp_split import mlp_split
+    from tutorial_engine.viz.views.one_request import one_request
+    from tutorial_engine.viz.views.overlap_picture import overlap_picture
+    from tutorial_engine.viz.views.padding_picture import padding_picture
+    from tutorial_engine.viz.views.patching_picture import patching_picture
+    from tutorial_engine.viz.views.places import places, read_places
+    from tutorial_engine.viz.views.positions_picture import positions_picture
+    from tutorial_engine.viz.views.qkv_picture import qkv_picture
+    from tutorial_engine.viz.views.queue_picture import queue_picture
+    from tutorial_engine.viz.views.radix_tree import radix_tree
+    from tutorial_engine.viz.views.ranks_picture import ranks_picture
+    from tutorial_engine.viz.views.reach_picture import reach_picture
+    from tutorial_engine.viz.views.readers_picture import readers_picture
+    from tutorial_engine.viz.views.roofline_picture import roofline_picture
+    from tutorial_engine.viz.views.rope_maps_picture import rope_maps_picture
+    from tutorial_engine.viz.views.rope_scaling_picture import rope_scaling_picture
+    from tutorial_engine.viz.views.running_softmax_picture import running_softmax_picture
+    from tutorial_engine.viz.views.scores_picture import scores_picture
+    from tutorial_engine.viz.views.serving_picture import serving_picture
+    from tutorial_engine.viz.views.shift_picture import shift_picture
+    from tutorial_engine.viz.views.strips_picture import strips_picture
+    from tutorial_engine.viz.views.sweep import sweep
+    from tutorial_engine.viz.views.three_token_picture import three_token_picture
+    from tutorial_engine.viz.views.throughput_latency import throughput_latency
+    from tutorial_engine.viz.views.timeline import timeline, timelines
+    from tutorial_engine.viz.views.training_picture import training_picture
+    from tutorial_engine.viz.views.transplant_picture import transplant_picture
+    from tutorial_engine.viz.views.two_steps_picture import two_steps_picture
+    from tutorial_engine.viz.views.waste_over_time import waste_over_time
+    from tutorial_engine.viz.views.work_picture import work_picture
     from tutorial_engine.viz.words import percent
 else:
     __getattr__, __dir__ = lazy_exports(__name__)

@@ -67,6 +67,11 @@ def digits(value: float) -> str:
     return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
 
 
+def two_digits(value: float) -> str:
+    """Two digits, three where they are whole: 0.53, 5.3, 53, 530."""
+    return f"{value:.2g}" if value < 10 else f"{value:.0f}"
+
+
 def ms(seconds: float) -> str:
     """Seconds as milliseconds: 8.5 ms, 1265 ms."""
     return f"{digits(seconds * 1000)} ms"

@@ -17,7 +17,7 @@ from tutorial_engine.learn.parts.memory import free as right_free
 from tutorial_engine.learn.parts.memory import take as right_take
 from tutorial_engine.learn.stories.bugs_04 import StaleBlocks, pages
 from tutorial_engine.model.decoder import CausalLM
-from tutorial_engine.viz.leak_view import Leak, record_leak
+from tutorial_engine.viz.views.leak_picture import Leak, record_leak
 
 # ---- eviction
 

@@ -14,8 +14,8 @@ from tutorial_engine.learn.parts.engine import OwnEngine
 from tutorial_engine.model.attention import causal_mask
 from tutorial_engine.model.batch import Batch
 from tutorial_engine.model.decoder import CausalLM
-from tutorial_engine.viz.jukebox_view import LETTERS, Take, jukebox_frames
-from tutorial_engine.viz.player import Frame
+from tutorial_engine.viz.drawing.scene import Frame
+from tutorial_engine.viz.views.jukebox_frames import LETTERS, Take, jukebox_frames
 
 
 def no_turn(x: Tensor, angles: Tensor) -> Tensor:
