@@ -692,7 +692,7 @@ for one in when_full(kept):
 #
 # E's text begins like A's, so E finds 8 tokens. With its first chunk of 256 it has 264 when it is preempted. Just after
 # that, E would find up to 264 tokens. Their blocks stand in the free queue, so taking them uses up free blocks, too. The
-# other 123 tokens are one chunk. Together this is the whole prompt, so here the second rule asks for as much as the
+# other 123 are one chunk. Together this is the whole prompt, so here the second rule asks for as much as the
 # first, and E waits. Meanwhile the users take 8 of these blocks, so in step 32 E finds 232 tokens and not 264. If the
 # rest did not fit into one chunk, E could thrash again.
 #
