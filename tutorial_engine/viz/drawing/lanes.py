@@ -1,6 +1,6 @@
 """The lanes of a timeline: a row per request, a box per step of it.
 
-Knows rows of a trace and pixels; writes no sentences.
+Knows a run and pixels; writes no sentences.
 """
 
 import math

@@ -1,6 +1,6 @@
 """What each request did in each step: a trace in, Picture out.
 
-Time runs right; the caption is computed from the same rows that are drawn.
+Time runs right; the caption is computed from the same run that is drawn.
 """
 
 from collections.abc import Mapping
