@@ -66,13 +66,6 @@ if TYPE_CHECKING:
         check_step,
     )
     from tutorial_engine.learn.exercises.lesson_a3 import check_hits, check_log
-    from tutorial_engine.learn.exercises.slips import (
-        blind_to_itself,
-        heads_crosswise,
-        softmax_over_queries,
-        turn_neighbours,
-        without_residual,
-    )
     from tutorial_engine.learn.exercises.verdict import check_close
     from tutorial_engine.learn.parts.earlier import bring
     from tutorial_engine.learn.parts.engine import OwnEngine
@@ -90,6 +83,13 @@ if TYPE_CHECKING:
     from tutorial_engine.learn.stories.elsewhere import box, names_elsewhere
     from tutorial_engine.learn.stories.jukebox import jukebox_table, play
     from tutorial_engine.learn.stories.other_rules import others_beside_vllm
+    from tutorial_engine.learn.stories.slips import (
+        blind_to_itself,
+        heads_crosswise,
+        softmax_over_queries,
+        turn_neighbours,
+        without_residual,
+    )
     from tutorial_engine.learn.stories.vllm_places import Places, in_vllm
     from tutorial_engine.learn.without_model import the_real_model
 else:
