@@ -26,6 +26,11 @@ TREES = {
 }
 THREADS = {  # number of a pull request → its address
     "37307": f"{VLLM}/pull/37307",
+    "42656": f"{VLLM}/pull/42656",
+    "44455": f"{VLLM}/pull/44455",
+    "46384": f"{VLLM}/pull/46384",
+    "51718": f"{VLLM}/pull/51718",
+    "35081": f"{GITHUB}/sgl-project/sglang/pull/35081",
     "16736": f"{GITHUB}/ggml-org/llama.cpp/pull/16736",
 }
 # Words → the paper that they come from. The first mention in a text becomes a link.
