@@ -13,13 +13,14 @@ from nbconvert import HTMLExporter
 from tools.publish.build import NOTEBOOKS, sources, target
 
 OUT = NOTEBOOKS.parent / "html"
-# nbconvert's page, except that a picture's caption becomes its alt text, and that its palest
-# letters can be read
+# nbconvert's page, except that a picture's caption becomes its alt text, that its palest letters
+# can be read, and that no word of an output is broken in two
 TEMPLATE = """{%- extends 'lab/index.html.j2' -%}
 {%- block extra_css -%}{{ super() }}<style>
 .jp-InputPrompt, .jp-OutputPrompt { color: #5b6770 !important; opacity: 1 !important; }
 div.highlight .ow { color: #7a1fb8; } div.highlight .c1 { color: #2f6060; }
 .jp-RenderedHTMLCommon a { text-decoration: underline !important; }
+.jp-RenderedText pre { word-break: normal !important; overflow-wrap: anywhere; }
 div.highlight .mi, div.highlight .mf { color: #006b00; }
 </style>{%- endblock extra_css -%}
 {%- block data_png scoped -%}
