@@ -5,8 +5,8 @@ import torch
 from tokenizers import Tokenizer
 
 from tutorial_engine.lab.patching import Patched, patch_heads, residual_stream
-from tutorial_engine.learn.stories import slips
 from tutorial_engine.learn.parts.engine import IN_01, OwnEngine
+from tutorial_engine.learn.stories import slips
 from tutorial_engine.model.attention import NaiveAttention
 from tutorial_engine.model.batch import Batch
 from tutorial_engine.model.checkpoint import load_model, load_tokenizer
