@@ -132,10 +132,7 @@ def judge(
         wrong = [i for i, pair in pairs if not alike(*pair, tolerance)]
         if not wrong:
             if error is not None:
-                shown = told(arguments_of(cases[len(answers)]))
-                if not isinstance(error, CannotBe) and shown.count("\n") < MOST_LINES:
-                    error.add_note(f"  for this input:\n{shown}")
-                raise error
+                raise _with_input(error, told(arguments_of(cases[len(answers)])))
             if then and (why := then(function)):
                 raise CannotBe(why)
             return Verdict(True, done)
@@ -146,14 +143,11 @@ def judge(
         each = [told(arguments_of(case)) for case in cases]
         at = min(wrong, key=lambda i: (len(each[i]), i))
         facts = _differing(answers[at], wants[at], tolerance)
-        if is_rounded(answers, wants) and "but" not in facts:
+        if "but" not in facts and tolerance < ROUGH and alike(answers, wants, ROUGH):
             facts["but"] = AsIs(f"all {len(cases)} answers are right to about two digits")
         facts |= _read_back(answers[at], cases[at], also)
         given = dict(arguments_of(cases[at]))
         return Verdict(False, _message(name, given, facts, slip, len(cases)))
-
-    def is_rounded(answers: Sequence[Any], wants: Sequence[Any]) -> bool:
-        return alike(answers, wants, ROUGH) and tolerance < ROUGH
 
     def arguments_of(case: tuple[Any, ...]) -> Mapping[str, object]:
         if inputs:
@@ -164,7 +158,9 @@ def judge(
     return _at_this_try(name, body, guarded(name, run, body))
 
 
-def _until_one_raises(answer_to: Function, cases: Sequence[Any]) -> tuple[list[Any], Any]:
+def _until_one_raises(
+    answer_to: Function, cases: Sequence[Any]
+) -> tuple[list[Any], Exception | None]:
     """The answers to the cases before an error, and the error; None if there is none."""
     answers: list[Any] = []
     try:
@@ -173,6 +169,13 @@ def _until_one_raises(answer_to: Function, cases: Sequence[Any]) -> tuple[list[A
     except Exception as error:  # where an answer before it is wrong, that is told
         return answers, error
     return answers, None
+
+
+def _with_input(error: Exception, shown: str) -> Exception:
+    """The error with a note of the input, which `guarded` shows; without a long one."""
+    if not isinstance(error, CannotBe) and shown.count("\n") < MOST_LINES:
+        error.add_note(f"  for this input:\n{shown}")
+    return error
 
 
 def _slip_in(answers: Sequence[Any], cases: Sequence[Any], slips: Slips, tolerance: float) -> str:
@@ -190,8 +193,9 @@ def _message(
 ) -> str:
     """What is wrong, in the first line if a line is enough for it; then the input and the facts."""
     slip, mark, code = slip.partition(CODE)
-    lines = [f"your {name}: {slip}"] if slip else []
-    if slip:
+    lines = []
+    if slip:  # it says what the other facts would let guess
+        lines.append(f"your {name}: {slip}")
         facts = {one: facts[one] for one in ("yours", "expected")}
     written = {one: in_a_line(value) for one, value in (inputs | facts).items()}
     given = ", ".join(f"{one} {written[one]}" for one in inputs)
@@ -199,17 +203,13 @@ def _message(
     is_short = None not in (written[one] for one in (*inputs, "yours", "expected"))
     if is_short and len(short) <= WIDE:
         lines.append(f"{'  it' if slip else name} {short}")
-        said = {"yours", "expected"}
+        said = {"yours", "expected"}  # and the place, but for a kind, or digits that are not shown
         if written["yours"] != written["expected"] and str(facts.get(FIRST)).startswith("["):
             said.add(FIRST)
         facts = {one: fact for one, fact in facts.items() if one not in said}
     else:
-        lines += [
-            "  for instance for this input:"
-            if slip
-            else f"{name} gives another answer for this input:"
-        ]
-        lines.append(told(inputs))
+        head = "  for instance for" if slip else f"{name} gives another answer for"
+        lines += [f"{head} this input:", told(inputs)]
     lines.append(told(facts))
     if slip:
         lines.append(f"  (a function with only this mistake gives the same in all {count} tests)")

@@ -1,8 +1,8 @@
 """The checks of the exercises on blocks: eviction; and what a stale block does to an answer."""
 
 import random
-import re
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from tokenizers import Tokenizer
@@ -98,21 +98,31 @@ FREE_SLIPS: Slips = slips_of(
 Hashes = dict[int, Any]  # block → its hash, or None
 
 
+@dataclass(frozen=True)
+class Freed:
+    """The counts and the queue after a table was given back; the hashes if they changed."""
+
+    ref_cnt: dict[int, int]
+    free_queue: list[int]
+    hashes: Hashes | None
+
+    def __repr__(self) -> str:
+        changed = "" if self.hashes is None else f", hashes {self.hashes}"
+        return f"ref_cnt {self.ref_cnt}, free_queue {self.free_queue}{changed}"
+
+
 def _freed(
     free: Part, table: list[int], ref_cnt: dict[int, int], queue: list[int], hashes: Hashes
-) -> AsIs:
-    """The counts and the queue after the table was given back; the hashes if they changed."""
+) -> Freed:
     held, before = list(table), dict(hashes)
     free(table, ref_cnt, queue, hashes)
     counts = {block: ref_cnt[block] for block in held if block in ref_cnt}
-    changed = f", hashes {hashes}" * (hashes != before)
-    return AsIs(f"ref_cnt {counts}, free_queue {queue}{changed}")
+    return Freed(counts, queue, hashes if hashes != before else None)
 
 
-def _held_in_queue(got: str, table: list[int], ref_cnt: dict[int, int], *_: Any) -> str | None:
+def _held_in_queue(got: Freed, table: list[int], ref_cnt: dict[int, int], *_: Any) -> str | None:
     """Blocks that were put into the queue although another request holds them."""
-    queue = got.partition("free_queue ")[2]
-    held = [b for b in table if ref_cnt[b] > 1 and re.search(rf"\b{b}\b", queue)]
+    held = [block for block in table if ref_cnt[block] > 1 and block in got.free_queue]
     return f"another request holds {held}, and {held} is in free_queue" if held else None
 
 

@@ -49,8 +49,7 @@ class CacheExplorer(Explorer):
     ) -> None:
         at_least_one("new_tokens", new_tokens)
         if isinstance(prompts, str) or not 1 <= len(prompts) <= MAX_ROWS:
-            wanted = "give a list of 1 to {most} prompts, got {prompts!r}"
-            raise ValueError(wanted.format(most=MAX_ROWS, prompts=prompts))
+            raise ValueError(f"give a list of 1 to {MAX_ROWS} prompts, got {prompts!r}")
         self.model, self.tokenizer, self.new_tokens = model, tokenizer, new_tokens
         self.num_rows = len(prompts)
         self.ran: tuple[list[str], int] | None = None

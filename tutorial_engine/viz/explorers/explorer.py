@@ -131,8 +131,7 @@ class Explorer:
                 self.parameters[name].value = value
                 taken = self.parameters[name].value
                 if taken != value:
-                    nearest = "{name} cannot be {value!r}; the nearest is {taken!r}"
-                    raise ValueError(nearest.format(name=name, value=value, taken=taken))
+                    raise ValueError(f"{name} cannot be {value!r}; the nearest is {taken!r}")
             if values and self.error:
                 raise ValueError(self.error)
             if step is not None:
@@ -250,8 +249,7 @@ def text(name: str, value: str, width: str = "640px") -> widgets.Text:
 def number(name: str, value: int, least: int, most: int, width: str = "150px") -> Any:
     """A whole number from `least` to `most`. ValueError for a first value outside."""
     if not least <= value <= most:
-        bounds = "{name} must be from {least} to {most}, got {value}"
-        raise ValueError(bounds.format(name=name, least=least, most=most, value=value))
+        raise ValueError(f"{name} must be from {least} to {most}, got {value}")
     return _laid(widgets.BoundedIntText(value, min=least, max=most, description=name), width)
 
 

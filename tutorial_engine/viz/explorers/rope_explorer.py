@@ -86,8 +86,7 @@ class RopeExplorer(Explorer):
             align=0,
         )
         sheet = Sheet(WIDTH, 0)
-        title = "query at m = {m}, key at n = {n}, distance m − n = {distance}"
-        sheet.heading(title.format(m=m, n=n, distance=m - n), size=14)
+        sheet.heading(f"query at m = {m}, key at n = {n}, distance m − n = {m - n}", size=14)
         body = column(top, panel("", self._table(step)), gap=14)
         return show(sheet, body, 36, "hover over a clock or the curve to read its numbers")
 
@@ -125,12 +124,11 @@ class RopeExplorer(Explorer):
     ) -> Piece:
         """The hands of query and key of one pair; in a large clock the angle between them."""
         (m, n), speed = at, float(self.rotary.inv_freq[pair])
-        turns = (
-            "pair {pair} turns {speed:.5f} rad per position: query hand {query:.3f} rad, "
-            "key hand {key:.3f} rad, apart {apart:.3f} rad"
-        )
         query, key, apart = m * speed, n * speed, (m - n) * speed
-        tip = turns.format(pair=pair, speed=speed, query=query, key=key, apart=apart)
+        tip = (
+            f"pair {pair} turns {speed:.5f} rad per position: query hand "
+            f"{query:.3f} rad, key hand {key:.3f} rad, apart {apart:.3f} rad"
+        )
 
         def fan(x: float, y: float, r: float, angles: Iterable[float]) -> str:
             ends = (f"{x + r * math.cos(a):.1f},{y - r * math.sin(a):.1f}" for a in angles)
@@ -185,17 +183,15 @@ class RopeExplorer(Explorer):
     def caption(self, step: int) -> str:
         """The score now, and what moving both on did to it."""
         m, n = self._positions(step)
-        adds_up = (
-            "Query at {m}, key at {n}: the cosines of the angles between the hands of all {pairs} "
-            "pairs add up to a score of {score:.2f}"
-        )
         pairs, score = len(self.rotary.inv_freq), self._score(m, n)
-        begin = adds_up.format(m=m, n=n, pairs=pairs, score=score)
+        begin = (
+            f"Query at {m}, key at {n}: the cosines of the angles between the "
+            f"hands of all {pairs} pairs add up to a score of {score:.2f}"
+        )
         if not step:
             return f"{begin}; press Play to move both on."
-        moved = (
-            "{begin}; moving both on by {step} turns all hands, but the distance {distance}, the "
-            "angles between the hands and the score {kept}."
-        )
         kept = "stay the same" if all(self._kept(step)[2:]) else "CHANGE"
-        return moved.format(begin=begin, step=step, distance=m - n, kept=kept)
+        return (
+            f"{begin}; moving both on by {step} turns all hands, but the distance "
+            f"{m - n}, the angles between the hands and the score {kept}."
+        )

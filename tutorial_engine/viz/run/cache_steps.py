@@ -196,12 +196,9 @@ class CacheRun:
             prompts = f"prompts of {listed(map(str, waits))} tokens"
             if len(waits) == 1:
                 prompts = f"a prompt of {tokens(*waits)}"
-            reserved = (
-                "{start}: each of {layers} layers reserves {rows}, {size:.0f} KiB, and no slot is "
-                "used; still to run: {prompts}."
-            )
-            return reserved.format(
-                start=start, rows=rows, layers=layers, size=size, prompts=prompts
+            return (
+                f"{start}: each of {layers} layers reserves {rows}, {size:.0f} "
+                f"KiB, and no slot is used; still to run: {prompts}."
             )
         now = self.steps[step - 1]
         row, part = list(now.parts.items())[-1]  # where slot and position differ most
@@ -237,8 +234,7 @@ def record_run(
     room = min(most, model.config.max_position_embeddings)
     for name, ids in zip(NAMES, encoded, strict=False):
         if not ids:
-            empty = "The prompt of {name} is empty: type at least one character."
-            raise ValueError(empty.format(name=name))
+            raise ValueError(f"The prompt of {name} is empty: type at least one character.")
         need = len(ids) + new_tokens
         if need > room:
             large = (

@@ -90,10 +90,8 @@ def _caption(takes: Sequence[Take], step: int, now: int) -> str:
         )
     take, letter = takes[now], LETTERS[now]
     if step % 2:
-        asked = "Story {letter}: which part is broken? Choose one, then step on."
-        return asked.format(letter=letter)
-    told = (
-        "Story {letter}: {part}. Some logit of the prompt is off by {anywhere:.1f}, at its last "
-        "token by {last:.1f} at most."
+        return f"Story {letter}: which part is broken? Choose one, then step on."
+    return (
+        f"Story {letter}: {take.part}. Some logit of the prompt is off by "
+        f"{take.anywhere:.1f}, at its last token by {take.last:.1f} at most."
     )
-    return told.format(letter=letter, part=take.part, anywhere=take.anywhere, last=take.last)

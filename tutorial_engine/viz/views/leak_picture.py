@@ -117,8 +117,7 @@ def leak_picture(leak: Leak) -> Picture:
     ValueError where the last request found no block, or for more than can be drawn.
     """
     if not leak.blocks:
-        nothing = "{who} found no block: there is nothing to read in one"
-        raise ValueError(nothing.format(who=leak.names[-1]))
+        raise ValueError(f"{leak.names[-1]} found no block: there is nothing to read in one")
     if len(leak.blocks) > MAX_BLOCKS or len(leak.names) > MAX_REQUESTS:
         room = "{blocks} blocks, {names} requests: this picture has room for {most} and {many}"
         asked = {"blocks": len(leak.blocks), "names": len(leak.names)}
@@ -215,8 +214,7 @@ def _caption(leak: Leak) -> str:
         right = "{begin}: all {tokens} in them are those of this prompt."
         return right.format(begin=begin, tokens=counted(len(there), "token"))
     owners = listed(dict.fromkeys(leak.names[slot.who] for slot in others))
-    taken = (
-        "{begin}, but in the meantime {owners} has taken them: of the {all} tokens that it reads "
-        "there, {count} are {owners}'s."
+    return (
+        f"{begin}, but in the meantime {owners} has taken them: of the "
+        f"{len(there)} tokens that it reads there, {len(others)} are {owners}'s."
     )
-    return taken.format(begin=begin, owners=owners, all=len(there), count=len(others))

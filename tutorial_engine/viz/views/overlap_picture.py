@@ -26,7 +26,7 @@ def overlap_picture(plan: int, forward: int, steps: int) -> Picture:
     sheet.heading("When is a step planned?", each)
     for ahead, (run, end) in enumerate(zip(runs, ends, strict=True)):
         top, case = 58.0 + 104 * ahead, ("one after the other", "asynchronous")[ahead]
-        sheet.text(case, MARGIN, top - 10, f"{case}: {{end}} ms".format(end=end), 12, **BOLD)
+        sheet.text(case, MARGIN, top - 10, f"{case}: {end} ms", 12, **BOLD)
         idle = (LEFT + plan * wide, top + PITCH, (end - plan) * wide, TALL)
         sheet.cell(f"idle.{ahead}", idle, "reserved")
         for line, (who, what, long) in enumerate((("CPU", "plan", plan), ("GPU", "step", forward))):
@@ -35,14 +35,17 @@ def overlap_picture(plan: int, forward: int, steps: int) -> Picture:
             for i, both in enumerate(run):
                 box = (LEFT + both[line] * wide, y, long * wide, TALL)
                 sheet.cell(f"{what}.{ahead}.{i}", box, "cached", look(line))
-                word = f"{what} {{number}}".format(number=i)
+                word = f"{what} {i}"
                 sheet.inside(f"{what}.{ahead}.{i}.word", box, word, 11)
         for (_, gpu), (at, _) in zip(run, run[1 + ahead :], strict=False):
             to = (LEFT + (gpu + forward) * wide, top + PITCH), (LEFT + at * wide, top + TALL)
             sheet.arrow(f"tokens.{ahead}.{at}", to, QUIET)
     sheet.legend(MARGIN, 258, {"the GPU waits": sheet.sample("reserved")})
-    took = (
-        "One after the other {steps} steps take {slow} ms, with asynchronous scheduling {fast} ms. "
-        "Arrows: the tokens of a step reach the CPU."
+    return sheet.picture(
+        (
+            f"One after the other {steps} steps take {ends[0]} ms, with "
+            f"asynchronous scheduling {ends[1]} ms. Arrows: the tokens "
+            "of a step reach the CPU."
+        ),
+        1.0,
     )
-    return sheet.picture(took.format(steps=steps, slow=ends[0], fast=ends[1]), 1.0)

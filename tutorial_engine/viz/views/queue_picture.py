@@ -49,9 +49,10 @@ def queue_picture(trace: Trace, steps: Sequence[int]) -> Picture:
         found = "none can be found"
         if findable := sorted(now.hashes.keys() & {*now.free}):
             found = f"{blocks_said(findable)} can be found"
-        caption = "Step {step}: the queue was {was}; {facts}; {found}; the queue is now {queue}."
         before, queue = _order(was[0]), _order(now.free)
-        told.append(caption.format(step=number, was=before, facts=facts, found=found, queue=queue))
+        told.append(
+            f"Step {number}: the queue was {before}; {facts}; {found}; the queue is now {queue}."
+        )
     sheet = Sheet(WIDTH, 0)
     sheet.heading("The queue of free blocks", "the first one is taken next")
     key = "{sign}: the block has a hash. Coloured: the block was given back in this step."

@@ -159,12 +159,14 @@ def _strip(numbers: Sequence[float], ends: tuple[float, float]) -> Piece:
 def _caption(run: RecordedSoftmax) -> str:
     """How the largest score moved, what that corrected, and how near the end is."""
     risen = [step for step in run.steps if step.correction is not None and step.correction < 1]
-    larger = (
-        "block {block} has a larger score ({m}), so the sums before it are multiplied by "
-        "{correction:.3g}"
-    )
     none = "no later block has a larger score than the first one, so nothing is corrected"
-    did = [larger.format(block=s.block, m=_short(s.m), correction=s.correction) for s in risen]
+    did = [
+        (
+            f"block {s.block} has a larger score ({_short(s.m)}), so the sums before "
+            f"it are multiplied by {s.correction:.3g}"
+        )
+        for s in risen
+    ]
     return (
         "{who} reads {tokens} in {blocks}: {did}. After one block the answer is up to {first:.2g} "
         "off, after the last one {last}."
@@ -179,16 +181,17 @@ def _caption(run: RecordedSoftmax) -> str:
 
 
 def _who(run: RecordedSoftmax) -> str:
-    who = "The query “{label}” of layer {layer}, head {head}"
-    return who.format(label=run.labels[-1], layer=run.layer, head=run.head)
+    return f"The query “{run.labels[-1]}” of layer {run.layer}, head {run.head}"
 
 
 def _told(run: RecordedSoftmax, read: int) -> str:
     """What the newest block did to the sums."""
     if not read:
-        none = "{who} is to read {tokens} in {blocks}. It has read none: the sums l and acc are 0."
         many, blocks = counted(len(run.labels), "token"), counted(len(run.steps), "block")
-        return none.format(who=_who(run), tokens=many, blocks=blocks)
+        return (
+            f"{_who(run)} is to read {many} in {blocks}. It has read none: the "
+            "sums l and acc are 0."
+        )
     step = run.steps[read - 1]
     did = "no score in it is larger than {m}, so nothing is corrected"
     if step.correction is None:
@@ -196,11 +199,10 @@ def _told(run: RecordedSoftmax, read: int) -> str:
     elif step.correction < 1:
         did = "it has a larger score ({m}), so the sums before it are multiplied by {by:.3g}"
     did, off = did.format(m=_short(step.m), by=step.correction), _rounded(run.distance(read - 1))
-    told = (
-        "{who} reads block {block}: {did}. The answer so far differs from softmax over all tokens "
-        "at once by {off}."
+    return (
+        f"{_who(run)} reads block {step.block}: {did}. The answer so far differs "
+        f"from softmax over all tokens at once by {off}."
     )
-    return told.format(who=_who(run), block=step.block, did=did, off=off)
 
 
 def _short(number: float) -> str:
