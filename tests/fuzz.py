@@ -20,6 +20,7 @@ from at_line import AtLine
 from workloads import (
     BACKENDS,
     BLOCK_SIZES,
+    IN_PLACE,
     LIMITS,
     MEMORIES,
     POOL_SIZE,
@@ -87,6 +88,8 @@ def random_workload(draw: random.Random, memory: str | None = None) -> Workload:
     chunked = draw.random() < 0.7
     whole = policy == "PrefillFirst" or not chunked  # or most would be refused
     small = [16, limit, limit, limit, limit + 2, limit + 4]
+    memory = memory or draw.choice(MEMORIES)
+    backends = [how for how in BACKENDS if memory == "pages" or how not in IN_PLACE]
     sizes = (1, 2, 3, 4, 4, 4) if crowd and draw.random() < 0.85 else BLOCK_SIZES
     return Workload(
         tuple(random_visitor(draw, some, latest, forks) for _ in range(visitors)),
@@ -97,10 +100,10 @@ def random_workload(draw: random.Random, memory: str | None = None) -> Workload:
         draw.choice([None, None, None, None, 1, 3, 7]),
         chunked,
         draw.choice(small if crowd else [limit, limit + 11, 2 * limit, None]),
-        memory=memory or draw.choice(MEMORIES),
+        memory=memory,
         block_size=draw.choice(sizes),
         prefix_caching=draw.random() < 0.6,
-        attention=draw.choice(list(BACKENDS)),
+        attention=draw.choice(backends),
         breaks=draw.randint(0, 12) if draw.random() < 0.1 else None,
     )
 

@@ -4,6 +4,7 @@ That every answer is as without is in test_as_if_alone.py and test_ledger.py; th
 it in test_devices.py; test_gpu.py runs where a GPU is.
 """
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -14,7 +15,10 @@ import torch
 from engines import poison, random_model
 from torch import Tensor
 
+from tutorial_engine.cache.config import KVCacheSpec
 from tutorial_engine.cache.paged import PagedKVCache
+from tutorial_engine.cache.rows import StaticKVCache
+from tutorial_engine.cache.storage import KVStorage
 from tutorial_engine.engine.args import EngineArgs
 from tutorial_engine.engine.config import EngineConfig
 from tutorial_engine.engine.engine import LLMEngine
@@ -27,11 +31,14 @@ from tutorial_engine.engine.replay import (
 )
 from tutorial_engine.engine.runner import ModelRunner
 from tutorial_engine.learn.stories.bugs import Zoo, edited, planted
-from tutorial_engine.model.attention import SdpaAttention
+from tutorial_engine.model.attention import BlockedAttention, SdpaAttention
 from tutorial_engine.model.batch import Allocation, Batch
 from tutorial_engine.model.batched_attention import (
+    FEW,
+    AlikeTogether,
     BatchedAttention,
     Varlen,
+    alike,
     fast_attention,
     varlen_by_sequence,
     varlen_kernel,
@@ -210,8 +217,8 @@ def test_planted_bug_is_caught(name: str) -> None:
 
 def test_where_there_is_no_gpu_nothing_is_replayed_and_the_reason_is_said() -> None:
     one = LLMEngine(MODEL)
-    assert type(one.runner) is ModelRunner and isinstance(one.runner.attention, SdpaAttention)
-    assert not isinstance(fast_attention(torch.device("cpu")), BatchedAttention)
+    assert type(one.runner) is ModelRunner and isinstance(one.runner.attention, AlikeTogether)
+    assert type(fast_attention(torch.device("cpu"))) is BlockedAttention, "no cache, no slots"
     assert varlen_kernel(torch.device("cpu"), torch.float32) == (None, "a CPU needs no such kernel")
     kernel, why = varlen_kernel(torch.device("cuda"), torch.float32)
     assert kernel is None and "for fp16 and bf16, the weights are torch.float32" in why
@@ -220,3 +227,91 @@ def test_where_there_is_no_gpu_nothing_is_replayed_and_the_reason_is_said() -> N
     assert EngineArgs(MODEL, enforce_eager=True).config.cuda_graphs is False
     with pytest.raises(ValueError, match="cuda_graphs is True or False, got 'no'"):
         EngineConfig(cuda_graphs="no")  # type: ignore[arg-type]
+
+
+def decode_step(lens: list[int], num_slots: int = 400) -> Batch:
+    """One new token of each; contexts lie scattered, the first one in one piece."""
+    scattered = torch.randperm(num_slots - lens[0], generator=torch.Generator().manual_seed(3))
+    own = (scattered + lens[0])[: sum(lens[1:])].split(lens[1:])
+    contexts = [slice(0, lens[0]), *own]
+    numbers = [torch.arange(num_slots)[slots] for slots in contexts]
+    allocations = [
+        Allocation(n - 1, [int(own[-1])], slots)
+        for n, own, slots in zip(lens, numbers, contexts, strict=True)
+    ]
+    return Batch.from_allocations(
+        [[1]] * len(lens), allocations, [f"{s}" for s in range(len(lens))]
+    )
+
+
+@pytest.mark.parametrize(
+    ("most", "groups"),
+    [
+        (100, [[0, 1, 2, 3, 4, 5]]),
+        (30, [[3, 0], [1, 5, 4, 2]]),
+        (5, [[3], [0], [1, 5], [4, 2]]),
+        (0, [[3], [0], [1], [5], [4], [2]]),
+    ],
+)
+def test_sequences_of_about_one_length_are_alike(most: int, groups: list[list[int]]) -> None:
+    batch = decode_step([60, 30, 7, 90, 12, 25])
+    found = alike(batch, most)
+    rows = [torch.arange(6)[one.rows].tolist() for one in found]
+    assert rows == groups
+    for group, (_, slots, mask) in zip(groups, found, strict=True):
+        table = torch.arange(400)[slots].view(mask.shape)
+        for s, own, counts in zip(group, table, mask, strict=True):
+            context = batch.context_slots[s]
+            context = torch.arange(400)[context] if isinstance(context, slice) else context
+            assert own[counts].equal(context) and {*own.tolist()} == {*context.tolist()}
+
+
+@pytest.mark.parametrize("lens", [[60, 30, 7, 90, 12, 25], [9] * 5, [1, 2, 3, 4, 5, 6, 300]])
+@pytest.mark.parametrize("padding", [0, 20, 400])
+def test_alike_sequences_together_give_what_each_gives_alone(lens: list[int], padding: int) -> None:
+    spec = KVCacheSpec(num_layers=2, num_kv_heads=2, k_head_dim=8, v_head_dim=4)
+    storage, batch = KVStorage(spec, 400), decode_step(lens)
+    draw = torch.Generator().manual_seed(1)
+    storage.k.fill_(math.nan)  # what nobody wrote
+    storage.v.fill_(math.nan)
+    for slots in batch.context_slots:
+        n = len(torch.arange(400)[slots])
+        storage.k[:, slots] = torch.randn(2, n, 2, 8, generator=draw)
+        storage.v[:, slots] = torch.randn(2, n, 2, 4, generator=draw)
+    q = torch.randn(len(lens), 6, 8, generator=draw)
+    k, v = (torch.randn(len(lens), 2, d, generator=draw) for d in (8, 4))
+    attention = AlikeTogether(storage, most_padding=padding * 96)  # bytes of a slot of this layer
+    with (
+        torch.inference_mode(),
+        patch.object(KVStorage, "read", side_effect=AssertionError("a call for one alone")),
+    ):
+        together = attention.attend(1, q, k, v, batch)
+    torch.testing.assert_close(together, SdpaAttention(storage).attend(1, q, k, v, batch))
+
+
+@pytest.mark.parametrize(("num", "is_together"), [(FEW, False), (FEW + 1, True)])
+@pytest.mark.parametrize("memory", [PagedKVCache, StaticKVCache])
+def test_more_than_a_few_decode_together_where_their_context_is_copied(
+    num: int, is_together: bool, memory: type
+) -> None:
+    sizes = (
+        {"block_size": 1, "num_blocks": 200}
+        if memory is PagedKVCache
+        else {"max_seqs": 8, "max_len": 24}
+    )
+    made = poison(memory.from_config(MODEL.config, **sizes))
+    one = LLMEngine(MODEL, config=EngineConfig(max_model_len=24, max_num_seqs=8), memory=made)
+    prompts = [PROMPTS[s % 4] for s in range(num)]
+    with patch.object(KVStorage, "read", autospec=True, side_effect=KVStorage.read) as read:
+        outputs = one.generate(prompts, SamplingParams(max_tokens=6, ignore_eos=True))
+    layers = MODEL.config.num_hidden_layers
+    alone = num * layers * (1 if is_together and memory is PagedKVCache else 6)
+    assert read.call_count == alone, "prefill, and decode steps where each has its own call"
+    for prompt, output in zip(prompts, outputs, strict=True):
+        assert output.outputs[0].token_ids == generate_alone(prompt)
+
+
+def generate_alone(prompt: list[int]) -> list[int]:
+    """The tokens of a request that nobody shares the engine with."""
+    [output] = LLMEngine(MODEL).generate([prompt], SamplingParams(max_tokens=6, ignore_eos=True))
+    return [*output.outputs[0].token_ids]

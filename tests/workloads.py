@@ -44,7 +44,11 @@ from tutorial_engine.engine.runner import run_with_cache
 from tutorial_engine.engine.scheduler import Scheduler
 from tutorial_engine.lab.many_blocks import PagedAttention
 from tutorial_engine.model.attention import AttentionBackend
-from tutorial_engine.model.batched_attention import BatchedAttention, varlen_by_sequence
+from tutorial_engine.model.batched_attention import (
+    AlikeTogether,
+    BatchedAttention,
+    varlen_by_sequence,
+)
 from tutorial_engine.model.checkpoint import load_tokenizer
 from tutorial_engine.model.decoder import CausalLM
 from tutorial_engine.sampling.params import SamplingParams
@@ -75,7 +79,9 @@ BACKENDS: dict[str, Callable[[Any], AttentionBackend] | None] = {
     "many at a time": PagedAttention,
     "end to end": lambda memory: BatchedAttention(memory.storage, varlen_by_sequence),
     "padded": lambda memory: BatchedAttention(memory.storage),
+    "alike": lambda memory: AlikeTogether(memory.storage, few=1, most_padding=SOME_PADDING),
 }
+SOME_PADDING = 2**10  # bytes of a layer's K and V: steps of one group and of several
 IN_PLACE = ("in a loop", "many at a time")  # they read blocks, and copy nothing
 LIMITS = (22, 26, 32)  # tokens of a request, prompt and output
 EOS = (86, 5, 105)  # the first one is told of otherwise than the others

@@ -7,7 +7,13 @@
 # trained for this course. In [notebook 06](06_real_model.ipynb) your parts run a real language model that answers
 # questions.
 #
-# Plan about 4½ hours; a beginner needs up to 6.
+# | sitting | what it is about | time |
+# |---|---|---|
+# | sections 1 to 7 | queries, keys and values, attention, masks, heads | 1¾ hours |
+# | sections 8 to 11 | positions, one whole layer, the whole model | 1¾ hours |
+# | sections 12 to 14 | what the heads learned, your model, a bonus | 1 hour |
+#
+# A beginner needs up to 6 hours.
 
 # %% [markdown]
 # **How to use it.** Run cell after cell with Shift+Enter. At **Predict**, choose an answer before you run the next
@@ -54,6 +60,8 @@ patching_picture(tokenizer, STORY, {"heads 3, 4 and 5 of layer 3": patches})
 # it by itself. In section 12 you find these heads and test what they carry. First you build the model around them.
 
 # %% [markdown]
+# # First sitting: attention
+#
 # ## 1 · Text becomes ids
 #
 # **Objective:** see what the model is given. A *prompt* is the text given to it. A *tokenizer* cuts text into pieces,
@@ -469,8 +477,6 @@ from tutorial_engine.learn import OwnAttention
 show_source(OwnAttention.one_sequence)
 
 # %% [markdown]
-# *A good place for a pause.* After a restart, run all cells above first.
-#
 # ## 7 · Why divide by √D?
 #
 # **Objective:** measure it. Take random queries and keys whose numbers have variance 1, and look at the variance of
@@ -511,6 +517,20 @@ for d in head_dims:
     print(
         f"D = {d:3}: the largest weight is {of_raw:.2f} on average; divided by √D {of_scaled:.2f}"
     )
+
+# %% [markdown]
+# ---
+#
+# **The first sitting ends here.** You know the whole attention of this model but one thing: how it learns the order of
+# the tokens.
+#
+# ---
+
+# %% [markdown]
+# # Second sitting: positions, and the whole model
+#
+# If you begin here after a restart of the notebook, run all cells above first (menu Run, "Run All Above
+# Selected Cell"): it takes less than a minute. Your exercises run in the model again, and your predictions are kept.
 
 # %% [markdown]
 # ## 8 · RoPE: position as rotation
@@ -932,8 +952,18 @@ if predictions.reveal("jukebox", min(takes, key=lambda take: take.last).part):
 # is no bug.
 
 # %% [markdown]
-# *A good place for a pause.*
+# ---
 #
+# **The second sitting ends here.** You know the whole model, and its logits are those of `transformers`.
+#
+# ---
+
+# %% [markdown]
+# # Third sitting: what the heads learned
+#
+# After a restart of the notebook, run all cells above first (menu Run, "Run All Above Selected Cell").
+
+# %% [markdown]
 # ## 12 · What the heads learned
 #
 # **Objective:** find the heads that decide a prediction, and test what they carry. After `·R` the last layer adds the

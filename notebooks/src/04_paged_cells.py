@@ -91,6 +91,8 @@ race
 # them where they lie. Then your own functions run this race.
 
 # %% [markdown]
+# # First sitting: pages
+#
 # ## 1 · What rows waste
 #
 # **Objective:** measure how much of the memory of rows ever holds a token.
@@ -592,10 +594,14 @@ for name, by_size in times.items():
 # %% [markdown]
 # ---
 #
-# **The first sitting ends here.** The second sitting takes about 1¼ hours. If you begin there after a restart, first
-# run all cells above (menu Run, "Run All Above Selected Cell").
+# **The first sitting ends here.**
 #
 # ---
+
+# %% [markdown]
+# # Second sitting: cells, and the size of a block
+#
+# After a restart of the notebook, run all cells above first (menu Run, "Run All Above Selected Cell").
 
 # %% [markdown]
 # ## 7 · Cells
@@ -890,10 +896,15 @@ print(others_beside_vllm(model, tokenizer, lesson=4))
 # %% [markdown]
 # ---
 #
-# **The second sitting ends here.** Sections 10 and 11 are for those who want to know more of cells and of the order in memory.
-# Nothing later needs them. They take about 30 minutes.
+# **The second sitting ends here.**
 #
 # ---
+
+# %% [markdown]
+# # Third sitting, optional: context shift, and the order in memory
+#
+# These two sections are for those who want to know more of cells and of the order in memory. Nothing later needs them.
+# They take about 30 minutes.
 
 # %% [markdown]
 # ## 10 · The context is full

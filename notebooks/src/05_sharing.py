@@ -75,6 +75,8 @@ print(story)
 # The last answer speaks of the coat of user 2. How can it know? Section 3 asks you, and there your own code prevents it.
 
 # %% [markdown]
+# # First sitting: sharing
+#
 # ## 1 · Sharing a beginning
 #
 # **Objective:** compute a beginning once for all requests that have it.
@@ -427,11 +429,14 @@ if predictions.reveal("zoo", {0: "none of them", 2: "two", 5: "all five"}[wrong_
 # %% [markdown]
 # ---
 #
-# **The first sitting ends here.** You know what is shared, and in which order blocks are evicted. The second sitting takes
-# about 1¼ hours. If you begin there after a restart, first run all cells above (menu Run, "Run All Above Selected
-# Cell").
+# **The first sitting ends here.** You know what is shared, and in which order blocks are evicted.
 #
 # ---
+
+# %% [markdown]
+# # Second sitting: misses, full memory, your whole engine
+#
+# After a restart of the notebook, run all cells above first (menu Run, "Run All Above Selected Cell").
 
 # %% [markdown]
 # ## 4 · Why is my hit rate zero?

@@ -29,6 +29,7 @@ from tutorial_engine.engine.runner import ModelRunner, Run, run_with_cache, run_
 from tutorial_engine.lab.many_blocks import PagedAttention
 from tutorial_engine.model.attention import AttentionBackend
 from tutorial_engine.model.batched_attention import (
+    AlikeTogether,
     BatchedAttention,
     Varlen,
     varlen_by_sequence,
@@ -354,13 +355,14 @@ def in_place_paths(model: CausalLM, max_len: int = 128) -> dict[str, LedgerPath]
 
 
 def batched_paths(model: CausalLM, max_len: int = 128) -> dict[str, LedgerPath]:
-    """Name → path whose attention is one call for all: what a GPU does, decode steps replayed.
+    """Name → path whose attention is one call for many sequences.
 
-    Where there is no GPU the kernel's work is done sequence by sequence, and a step is called again
-    in place of being replayed.
+    One call for all is what a GPU does, decode steps replayed: where there is none the kernel's
+    work is done sequence by sequence, and a step is called again in place of being replayed. One
+    for those of about a length is what a CPU does with more than a few.
     """
 
-    def engine(kind: str, varlen: Varlen | None) -> LLMEngine:
+    def engine(kind: str, make_runner: Callable[[KVStorage], ModelRunner]) -> LLMEngine:
         config = EngineConfig(max_model_len=max_len, max_num_batched_tokens=16)
         place: Any = {"dtype": model.dtype, "device": model.device, "trace": Recorder()}
         memory: KVMemory = StaticKVCache.from_config(
@@ -371,14 +373,25 @@ def batched_paths(model: CausalLM, max_len: int = 128) -> dict[str, LedgerPath]:
         elif kind == "cells":
             memory = CellKVCache.from_config(model.config, 1024, **place)
         assert isinstance(memory.storage, KVStorage), "so is each of the three"
-        runner = ReplayRunner(model, memory.storage, BatchedAttention(memory.storage, varlen))
+        runner = make_runner(memory.storage)
         return LLMEngine(model, config=config, memory=memory, runner=runner)
 
+    def replayed(varlen: Varlen | None) -> Callable[[KVStorage], ModelRunner]:
+        return lambda storage: ReplayRunner(model, storage, BatchedAttention(storage, varlen))
+
+    def together(storage: KVStorage) -> ModelRunner:
+        return ModelRunner(model, storage, AlikeTogether(storage, few=1))
+
     kernel = varlen_kernel(model.device, model.dtype)[0] or varlen_by_sequence
+    ways = {
+        "one call, end to end": (replayed(kernel), ("rows", "pages", "cells")),
+        "one call, padded": (replayed(None), ("rows", "pages", "cells")),
+        "alike together": (together, ("pages", "cells")),
+    }
     return {
-        f"one call, {how}, on {kind}": engine_path(partial(engine, kind, varlen), apart=2)
-        for how, varlen in (("end to end", kernel), ("padded", None))
-        for kind in ("rows", "pages", "cells")
+        f"{how}, on {kind}": engine_path(partial(engine, kind, make_runner), apart=2)
+        for how, (make_runner, kinds) in ways.items()
+        for kind in kinds
     }
 
 

@@ -141,14 +141,18 @@ class Batch:
 
     @cached_property
     def padded(self) -> tuple[Tensor, Tensor]:
-        """Slots [S, longest], and which of them count, bool. The others repeat a sequence's last.
+        """What all sequences read, `pad` of them."""
+        return self.pad(range(self.num_seqs))
+
+    def pad(self, seqs: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Slots of these [S, longest], and which of them count. Others repeat a sequence's last.
 
         So what is read there is a number: NaN times the weight 0 would be NaN.
         """
-        lens, device = self.context_lens, self.input_ids.device
+        lens, device = [self.context_lens[s] for s in seqs], self.input_ids.device
         at = torch.arange(max(lens), device=device)
         length = torch.tensor(lens, device=device)[:, None]
-        rows = [_numbers(slots, device) for slots in self.context_slots]
+        rows = [_numbers(self.context_slots[s], device) for s in seqs]
         table = torch.stack([row[at.clamp(max=n - 1)] for row, n in zip(rows, lens, strict=True)])
         return table, at < length
 

@@ -1,15 +1,15 @@
-"""One attention call a layer for all sequences of a batch: what a GPU wants.
+"""One attention call a layer for many sequences: all of a batch on a GPU, alike ones on a CPU.
 
-A call for each sequence keeps a GPU waiting for Python. Here all contexts are gathered at once, and
-one kernel goes through them. Shapes: T tokens, S sequences, N keys of all of them, H query heads,
-H_kv key/value heads, D head_dim.
+A call for each sequence keeps a GPU waiting for Python, and costs a CPU more than a small copy.
+Here contexts are gathered at once, and one kernel goes through them. Shapes: T tokens, S sequences,
+N keys of all of them, L of the longest, H query heads, H_kv key/value heads, D head_dim.
 """
 
 import inspect
 from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
-from typing import Any, Protocol, cast
+from typing import Any, NamedTuple, Protocol, cast
 
 import torch
 import torch.nn.functional as F
@@ -27,13 +27,15 @@ from tutorial_engine.model.batch import Batch, Slots
 # the longest in q and in k) → [T, H, D_v], causal; the queries are the last of their keys
 Varlen = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, int, int], Tensor]
 HALF = (torch.float16, torch.bfloat16)
+FEW = 4  # sequences: up to so many, one call for each is as fast (decision 014)
+MOST_PADDING = 2**18  # bytes of K and V that cost about as much to read as a call
 
 
 class SlotCache(KVCache, Protocol):
     """A KVCache whose slots can be read in any order."""
 
-    def read_slots(self, layer: int, slots: Slots) -> tuple[Tensor, Tensor]:
-        """K [n, H_kv, D] and V [n, H_kv, D_v] of these slots."""
+    def read_slots(self, layer: int, slots: Slots, keep: bool = False) -> tuple[Tensor, Tensor]:
+        """K [n, H_kv, D] and V [n, H_kv, D_v] of these slots; `keep`: until the next reading."""
         ...
 
 
@@ -61,13 +63,69 @@ class BatchedAttention(SdpaAttention):
         return self.varlen(q, k, v, kv.query_starts, kv.starts, kv.longest_query, kv.longest)
 
     def _padded(self, layer: int, q: Tensor, batch: Batch) -> Tensor:
-        """One query a sequence, q [S, H, D]. The query heads of a group are rows, as there."""
         slots, mask = batch.padded  # [S, L] each
-        k, v = self.cache.read_slots(layer, slots.flatten())
-        k, v = (x.unflatten(0, slots.shape).transpose(1, 2) for x in (k, v))  # [S, H_kv, L, ·]
-        grouped = q.unflatten(1, (k.shape[1], -1))  # [S, H_kv, group, D]
-        out = F.scaled_dot_product_attention(grouped, k, v, attn_mask=mask[:, None, None])
-        return out.flatten(1, 2)
+        return padded_attention(q, *self.cache.read_slots(layer, slots.flatten()), mask)
+
+
+class Alike(NamedTuple):
+    """Sequences that attend in one call: their rows in the batch, what they read, what counts."""
+
+    rows: Slots  # all of it, or S numbers
+    slots: Slots  # S · L of them
+    mask: Tensor  # [S, L]
+
+
+class AlikeTogether(BlockedAttention):
+    """A decode step of more than a few: sequences of about one length in one call, padded.
+
+    For CPUs. Contexts that are views already (rows) gain nothing by a copy: each has its own call.
+    """
+
+    cache: SlotCache
+
+    def __init__(self, cache: SlotCache, few: int = FEW, most_padding: int = MOST_PADDING) -> None:
+        super().__init__(cache)
+        self.few, self.most_padding = few, most_padding
+        self._known: tuple[Batch | None, list[Alike]] = (None, [])  # every layer asks
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, batch: Batch) -> Tensor:
+        is_decode = len(q) == batch.num_seqs > self.few
+        if not is_decode or all(isinstance(slots, slice) for slots in batch.context_slots):
+            return super().attend(layer, q, k, v, batch)
+        self.cache.write(layer, k, v, batch)
+        if self._known[0] is not batch:
+            self._known = batch, alike(batch, self.most_padding // (k[0].nbytes + v[0].nbytes))
+        out = v.new_empty(*q.shape[:2], v.shape[-1])
+        for rows, slots, mask in self._known[1]:
+            keys, values = self.cache.read_slots(layer, slots, not torch.is_grad_enabled())
+            out[rows] = padded_attention(q[rows], keys, values, mask)
+        return out
+
+
+def alike(batch: Batch, most_padding: int) -> list[Alike]:
+    """The sequences of a decode step by length; none is padded with more slots than that."""
+    lens = torch.tensor(batch.context_lens)
+    if int(lens.max() - lens.min()) <= most_padding:
+        slots, mask = batch.padded
+        return [Alike(slice(0, batch.num_seqs), slots.flatten(), mask)]
+    left, found = lens.argsort(descending=True), list[Alike]()
+    while len(left):
+        is_alike = lens[left] >= lens[left[0]] - most_padding
+        rows, left = left[is_alike], left[~is_alike]
+        slots, mask = batch.pad(rows.tolist())
+        found.append(Alike(rows, slots.flatten(), mask))
+    return found
+
+
+def padded_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    """One query of each sequence, q [S, H, D], to padded k, v [S · L, H_kv, ·] → [S, H, D_v].
+
+    mask [S, L]: which keys count. The query heads of a group are the rows of their K/V head.
+    """
+    k, v = (x.unflatten(0, mask.shape).transpose(1, 2) for x in (k, v))  # [S, H_kv, L, ·]
+    grouped = q.unflatten(1, (k.shape[1], -1))  # [S, H_kv, group, D]
+    out = F.scaled_dot_product_attention(grouped, k, v, attn_mask=mask[:, None, None])
+    return out.flatten(1, 2)
 
 
 def varlen_by_sequence(
@@ -91,9 +149,10 @@ def fast_attention(
     device: torch.device, cache: KVCache | None = None, dtype: torch.dtype = torch.float32
 ) -> SdpaAttention:
     """The fastest backend that we have for a device, and for weights of a dtype."""
+    can_read = cache is not None and hasattr(cache, "read_slots")
     if device.type == "cpu":
-        return BlockedAttention(cache)
-    if cache is None or not hasattr(cache, "read_slots"):
+        return AlikeTogether(cast("SlotCache", cache)) if can_read else BlockedAttention(cache)
+    if not can_read:
         return SdpaAttention(cache)
     return BatchedAttention(cast("SlotCache", cache), varlen_kernel(device, dtype)[0])
 
