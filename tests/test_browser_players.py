@@ -228,6 +228,26 @@ def test_a_phone_has_all_words_in_parts_that_fit_and_the_buttons(
     context.close()  # test_site.py asks axe-core about these pages
 
 
+@pytest.mark.parametrize("name", [show.name for show in SHOWS])
+def test_a_low_screen_has_the_whole_picture_with_its_controls(
+    browser: Browser, tmp_path: Path, name: str
+) -> None:
+    """1280 × 720, in the longest caption's step; what the player is about may be scrolled to."""
+    show, film = show_of(name), made(name)
+    longest = max(range(len(film.runs[0])), key=lambda step: len(film.runs[0][step].caption))
+    file = save_player(
+        film.runs, tmp_path / "player.html", show.title, choices=film.choices, lead=show.words
+    )
+    page = browser.new_page(viewport={"width": 1280, "height": 720})
+    page.goto(f"{file.as_uri()}#t={longest}")
+    expect(page.locator("#caption")).to_have_text(film.runs[0][longest].caption)
+    stage, bar = (page.locator(one).bounding_box() for one in ("#stage", ".bar:not(.choice)"))
+    assert stage is not None and bar is not None
+    assert stage["y"] >= 0 and stage["y"] + stage["height"] <= bar["y"] + 1, "nothing is covered"
+    assert bar["y"] + bar["height"] <= 721
+    page.close()
+
+
 def test_several_controls_choose_one_run(browser: Browser, tmp_path: Path) -> None:
     film = made("transplant")
     file = save_player(film.runs, tmp_path / "player.html", "transplant", choices=film.choices)

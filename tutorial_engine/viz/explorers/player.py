@@ -297,6 +297,12 @@ position:sticky;bottom:0;background:{PAPER}}}
 #caption{{min-height:9em}}#slider{{flex-basis:4rem}}.bar{{gap:.3rem}}
 .bar label{{font-size:0;order:-1}}.bar:not(.choice) button{{order:-1}}
 .bar button,.bar select{{font-size:1rem;padding:.25rem .45rem}}}}
+/* a low screen has the whole picture with its controls; what it is about stands below */
+@media (max-height:800px) and (min-width:721px){{body:not(.card){{margin-top:.3rem}}
+body:not(.card) main{{display:flex;flex-direction:column}}.lead{{order:1}}
+body:not(.card) #stage{{max-height:calc(100vh - 12.5rem)}}
+body:not(.card) .choice~#view #stage{{max-height:calc(100vh - 14rem)}}
+body:not(.card) .choice~.choice~#view #stage{{max-height:calc(100vh - 17rem)}}}}
 #told,.lead,.keys{{color:{QUIET}}}.keys{{font-size:.85rem}}nav.keys{{margin:.9rem 0}}
 :focus-visible{{outline:3px solid #0072B2;outline-offset:2px}}
 #play{{font-weight:600}}
