@@ -1,7 +1,7 @@
 # %% [markdown]
 # # A3 · The same requests in vLLM
 #
-# This appendix comes after notebook 05, and takes about 1½ hours; a beginner needs 2. After section 3 is a good place for a pause.
+# This appendix comes after notebooks 03 to 05, and takes about 1½ hours; a beginner needs 2. After section 3 is a good place for a pause.
 # vLLM is an engine that serves many users on many GPUs.
 # Here you see what it decided for some requests. The engine of these notebooks then decides for the same ones. You do
 # not need vLLM: its runs were recorded on a CPU, with vLLM 0.32.0 and the small model of these notebooks. The records
@@ -63,10 +63,7 @@ for number, name in enumerate("ABC"):
     print(f"vLLM: {text!r}", "is the same" if text == list(texts.values())[number] else "differs")
 
 # %% [markdown]
-# If vLLM is installed here, the next cell gives it the program itself. Otherwise the cell does nothing. (A vLLM engine
-# takes much of the memory. This cell makes one engine, and the last code cell of "When one machine is not enough" makes a second one in the
-# same process. If you run both, write `gpu_memory_utilization=0.4` into both calls of `LLM(...)`: one is in `program`, and one in
-# that cell.) Five longer programs are in the folder `examples`, with the output that vLLM gave.
+# If vLLM is installed here, the next cell gives it the program itself. Otherwise the cell does nothing. Five longer programs are in the folder `examples`, with the output that vLLM gave.
 
 # %%
 import importlib.util
@@ -86,8 +83,8 @@ if importlib.util.find_spec("vllm"):
 #
 # In the next run three users sent their requests to vLLM at the same time. Each asks for 24 new tokens. The memory was
 # small: 5 blocks of 32 tokens. A step runs at most three requests, and at most 64 tokens. So in step 0 only 20 tokens are left for `r2`,
-# whose prompt has 24. A request takes its second block in the step that runs its 33rd token. (vLLM counts its blocks from
-# 1. The trace counts them from 0, as this engine does.)
+# whose prompt has 24. A request takes its second block in the step that runs its 33rd token. (vLLM keeps its block 0 for
+# itself, see section 7. The first block that a request can get is its block 1. The trace calls this one 0, as this engine does.)
 
 # %%
 from tutorial_engine.trace import history
@@ -160,12 +157,12 @@ print("the upper run is", "vLLM's" if runs[0] is theirs else "ours")
 # The two pictures are the same. In each step both engines run the same requests, with as many tokens and in the same
 # blocks, and they preempt the same one: this engine follows vLLM's rules. Its tests compare it with 41 recorded runs of
 # vLLM 0.32.0. In all 3,884 steps the plans are equal, and so are the blocks. (In some runs vLLM had served other requests
-# before. There its block 5 may be our block 0, but then it is so in every step. 40 of the runs are in the package. The last
-# one is only among the tests.)
+# before, and numbers its blocks differently. The tests compare them up to this renaming.)
 
 # %% [markdown]
-# One feature of vLLM was off in these runs, as always on a CPU: *asynchronous scheduling*. With it, the next step is
-# planned before the tokens of the last one are known (section 7).
+# These runs use one kind of layer, and no LoRA, no speculative decoding and no connector (section 7 says what these are).
+# One feature that changes plans and is on by default on a GPU was off, as always on a CPU: *asynchronous scheduling*. With
+# it, the next step is planned before the tokens of the last one are known.
 
 # %% [markdown]
 # ## 3 · Read a plan of vLLM
@@ -210,7 +207,8 @@ if predictions.reveal("block", f"block {step.planned.requests['r0'].table[-1]}")
 # %% [markdown]
 # No block is free. So the request that was admitted last is preempted: `r2` gives its blocks 2 and 4 back, and becomes
 # the first of the waiting requests. Its token ids are kept. Why did `r0` get block 4 and not block 2? Block 4 was not full,
-# so it has no hash, and no request can find it. Such a block is taken first.
+# so it has no hash, and no request can find it. Such a block is taken first. (An older rule, the last block of a table
+# first, would give block 4, too. Step 24 will tell the two rules apart.)
 
 # %%
 predictions.ask(
@@ -332,11 +330,22 @@ queue_picture(rules["vLLM"], [14]) if predictions.made("lost") else print("Choos
 # In vLLM each short request takes block 1, which the one before it has just left. With `ToTheEnd` each takes the block
 # that has been free for the longest time. After step 14 this is block 0, which `A` left. So `s5` writes over it, and all 40
 # tokens of the prompt are run again. With vLLM's rule only 8 are.
+#
+# Does the comparison of section 2 see a wrong rule? The next cell runs the requests of section 2 again, with `ToTheEnd`:
+
+# %%
+other = serve_again(theirs, model, pages=Pages)
+equal = [a == b for a, b in zip(plans(theirs), plans(other), strict=True)]
+print(f"{sum(equal)} of {len(equal)} steps are equal; the first other one is step {equal.index(False)}")
 
 # %% [markdown]
-# `ToTheEnd` was once vLLM's own rule. [Pull request 42656](https://github.com/vllm-project/vllm/pull/42656) of May 2026 changed
+# It does: with the other rule `r2` takes another block in step 24.
+
+# %% [markdown]
+# `ToTheEnd` was once vLLM's own rule. [Pull request 42656](https://github.com/vllm-project/vllm/pull/42656) opened in May 2026, changed
 # it, because blocks that no request can find pushed out blocks that can be found. In an example of its description two long prompts come
-# in turn. Before, no block was found when a prompt came again. Now blocks of both are found. You wrote the new rule in notebook 05.
+# in turn. Before, no block was found when a prompt came again. Now blocks of both are found. In another one, on a GPU, the
+# half-filled blocks of many requests had pushed everything out of a cache of more than 2,000 blocks. You wrote the new rule in notebook 05.
 
 # %% [markdown]
 # Here is a good place for a pause. If you begin here after a restart, first run all cells above (menu Run, "Run All Above
@@ -422,7 +431,8 @@ if predictions.reveal("hits", ", ".join(str(found) for *_, found in admitted)):
 block_view(burst, 0, num_drawn=8)
 
 # %% [markdown]
-# In step 11 the first three requests end. Block 0 is in all three tables, so it comes back with the last one. In step 12 `r3` finds blocks 0 and 1, and takes block 5.
+# In step 11 the first three requests end. `r1` is the last that has block 1. Then `r2` gives back 4, and last of all block
+# 0, which was in all three tables. In step 12 `r3` finds blocks 0 and 1, and takes block 5.
 
 # %% tags=["figure-shared"]
 queue_picture(burst, [11])
@@ -433,7 +443,7 @@ queue_picture(burst, [11])
 # **Objective:** find the arithmetic of notebook 04 in the log of a server.
 #
 # Section 2 of notebook 04 showed two numbers of vLLM's log: how many tokens fit, and how many of the longest
-# requests can run at once. The next cell has the lines that vLLM 0.32.0 wrote with our small model, 1 GiB, blocks of 32, and
+# requests can run at once. The next cell prints lines that were copied from the log: vLLM 0.32.0 wrote them with our small model, 1 GiB, blocks of 32, and
 # `max_model_len` of 300 and of 320. (On a GPU the line begins with "GPU KV cache size".) It also prints the bytes of one token, as in notebook 02.
 
 # %%
@@ -489,7 +499,7 @@ check_log(log)
 # the request that ended last are taken first. A comment says why. What is the reason?
 #
 # <details><summary>Answer</summary>"LIFO reuse of non-cached blocks for better GPU locality" (LIFO: last in, first out).
-# The block that was given back last was used last, so parts of it may still be in the fast caches of the GPU.</details>
+# This probably means: the block that was given back last was used last, so parts of it may still be in the fast caches of the GPU.</details>
 
 # %%
 from tutorial_engine.engine import Scheduler
@@ -511,12 +521,13 @@ Places()
 # %% [markdown]
 # - **Asynchronous scheduling.** On a GPU vLLM by default plans the next step before the last one has its tokens. So the GPU
 #   does not wait for Python. The tokens are the same, except in near ties (section 1). The steps may differ: vLLM may
-#   plan one more step for a request whose last token is its end token, because this token is not known yet. An end by
+#   plan one more step for a request that ends by an end token or a stop string, because this is not known yet. An end by
 #   `max_tokens` is known before, so no step is planned for it. Our engine plans one step after the other, so that you can look between them.
 
 # %% [markdown]
 # To plan a step, vLLM must know *how many* tokens each request runs. It need not know *which* token was chosen: this token is
-# on the GPU already, and the next step reads it there. Only an end token is a surprise.
+# on the GPU already, and the next step reads it there. Without speculative tokens (below) only an end is a surprise: an
+# end token or a stop string.
 # The picture has a plan of 3 ms and a forward of 7 ms (chosen, not measured). In the lower half plan 3 is
 # ready before the tokens of step 2 are known. (Only one plan is ahead at a time.) So a request whose end token comes in step 2 is still in plan 3.
 
@@ -543,8 +554,8 @@ overlap_picture(plan=3, forward=7, steps=4)
 #
 # You can take a program to vLLM: change the import line, and write the temperature. `docs/vllm.md` of this course has the
 # names that both know, and what differs. In vLLM `LLM(..., tensor_parallel_size=2)` divides the
-# model among two GPUs, as appendix A1 does with two processes. For several machines vLLM needs Ray (a library that
-# starts programs on many machines) or its option `--nnodes`. Plans, blocks and hits work there as you know them, if
+# model among two GPUs, as appendix A1 does with two processes. To divide one model among several machines, vLLM needs Ray
+# (a library that starts programs on many machines) or its option `--nnodes`. Plans, blocks and hits work there as you know them, if
 # asynchronous scheduling is off and the layers are not divided among machines (*pipeline parallelism*).
 
 # %% [markdown]
@@ -556,6 +567,8 @@ overlap_picture(plan=3, forward=7, steps=4)
 if importlib.util.find_spec("vllm"):
     from tutorial_engine.lab import record
 
+    # The second engine of this process: if there is no memory for it, write
+    # gpu_memory_utilization=0.4 into this call of LLM(...), and into that of `program` above.
     llm = vllm.LLM(str(TINY), dtype="float32", block_size=32, max_model_len=320, enforce_eager=True,
                    async_scheduling=False)  # fmt: skip
     with record(llm) as run:

@@ -212,7 +212,8 @@ def _message(
         lines += [f"{head} this input:", told(inputs)]
     lines.append(told(facts))
     if slip:
-        lines.append(f"  (a function with only this mistake gives the same in all {count} tests)")
+        tried = f"  (we ran a function with only this mistake: all its {count} answers are yours)"
+        lines.append(tried)
     return "\n".join(filter(None, lines)) + mark + code
 
 

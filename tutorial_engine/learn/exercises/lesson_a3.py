@@ -60,6 +60,8 @@ HITS_SLIPS: Slips = slips_of(
         finds what later prompts have, too; they have computed nothing yet
     prompts[:i] → ()
         never finds anything; what any earlier prompt has is found, also one of the same step
+    range(block_size, len(prompt), block_size) → range(block_size, len(prompt) - 1, block_size)
+        leaves two tokens to run at least; one is enough
     list(prompt[:end]) == list(earlier[:end]) → list(prompt[: end - 1]) == list(earlier[: end - 1])
         finds a block whatever its last token is; all of its tokens must be equal
     list(prompt[:end]) == list(earlier[:end]) → sorted(prompt[:end]) == sorted(earlier[:end])
@@ -162,6 +164,9 @@ LOG_SLIPS: Slips = slips_of(
         rounds the first number, up as well; the first number is cut off, not rounded
     int(requests * max_model_len) → requests * max_model_len
         gives a first number with a fraction; the first number is whole
+    [int(requests * max_model_len), requests] → [num_bytes // bytes_per_token, requests]
+        gives the tokens that have room as the first number; a request counts `max_model_len`
+        tokens, and the empty slots of its last block do not count
     [int(requests * max_model_len), requests] → [blocks * block_size, requests]
         gives all slots of all blocks as the first number; a request counts `max_model_len` tokens,
         not its slots
