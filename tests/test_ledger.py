@@ -359,3 +359,8 @@ def test_a_path_that_cannot_do_what_it_says_is_refused() -> None:
         paths["pages, prefix cache, warm"]([[1, 2, 3]], 2)
     with pytest.raises(ValueError, match="nothing was shared"):
         paths["pages, forked"]([[1]], 2)
+    with (
+        patch.object(KVStorage, "copy", lambda *_: None),
+        pytest.raises(ValueError, match="or are its logits NaN"),
+    ):
+        paths["pages, forked"]([[1, 2, 3, 4, 5, 6]], 2)

@@ -13,7 +13,7 @@
 # | sections 8 to 11 | positions, one whole layer, the whole model | 1¾ hours |
 # | sections 12 to 14 | what the heads learned, your model, a bonus | 1 hour |
 #
-# A beginner needs up to 6 hours.
+# A beginner needs 6 to 7 hours.
 
 # %% [markdown]
 # **How to use it.** Run cell after cell with Shift+Enter. At **Predict**, choose an answer before you run the next
@@ -92,7 +92,7 @@ for text in (PROMPT, "a naïve café 😀", "Once Rado had a red kite."):
 #
 # **Objective:** see where this lesson goes. The model has a table with one row of numbers for each token of the
 # vocabulary. The row of a token is its *embedding*. The number of its entries (*dimensions*) is the *hidden size* of the
-# model. No position is in it yet.
+# model. It does not say where the token stands in the text.
 
 # %%
 table = model.model.embed_tokens.weight
@@ -113,7 +113,7 @@ from tutorial_engine.viz import block_picture
 block_picture(model)
 
 # %% [markdown]
-# A story comes out if we append the token with the largest logit and run the model again. `mine` is this model, cut
+# A story comes out if we append the token with the largest logit, run the model again, and repeat this. `mine` is this model, cut
 # into parts. Exercises 1 to 6 each replace one part by yours. `tell` writes with your parts and compares; `hear` tries
 # one part; `story` returns the text.
 
@@ -199,7 +199,7 @@ mine.tell(PROMPT)
 
 # %%
 q = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
-k = torch.tensor([[1.0, 0.0], [0.0, 2.0], [1.0, 1.0]])
+k = torch.tensor([[1.0, -1.0], [0.0, 1.0], [1.0, 0.0]])
 v = torch.tensor([[8.0, 0.0], [0.0, 8.0], [4.0, 4.0]])
 scores = q @ k.T  # row = query, column = key
 print("scores of the last query:", scores[2].int().tolist())
@@ -215,8 +215,8 @@ print("scores of the last query:", scores[2].int().tolist())
 # %%
 predictions.ask(
     "share",
-    "The last query's scores are 1, 2 and 2 (and D = 2). Which attention weight (share) does the first key get?",
-    ["0, softmax picks the largest", "about 20 %", "about 33 %"],
+    "The last query's scores are 0, 1 and 1 (and D = 2). Which attention weight (share) does the first key get?",
+    ["0, because its score is 0", "about 20 %", "about 33 %"],
 )
 
 # %% tags=["figure-three-tokens"]
@@ -414,7 +414,8 @@ for window in (8, 14, 15, 19, 20):
     print(f"window {window:2}: {mine.story(TWO, window=window)}")
 
 # %% [markdown]
-# The limit holds for *one layer*: each layer reaches 7 places further. But this model was never trained to use that.
+# The limit holds for *one layer*: with several layers, information could travel further in several steps. But this model was
+# not trained to do so.
 
 # %% [markdown]
 # ## 6 · Many heads, fewer keys: GQA
@@ -468,7 +469,7 @@ from tutorial_engine.viz import gqa_picture
 gqa_picture(c)
 
 # %% [markdown]
-# This loop of `mine` calls your parts, for one text and one layer. `self.parts("attention", ...)` calls your `attention`
+# Inside `mine`, this function runs attention for one text in one layer, with your parts. `self.parts("attention", ...)` calls your `attention`
 # if it was right, and the package's otherwise.
 
 # %%
@@ -521,8 +522,8 @@ for d in head_dims:
 # %% [markdown]
 # ---
 #
-# **The first sitting ends here.** You know the whole attention of this model but one thing: how it learns the order of
-# the tokens.
+# **The first sitting ends here.** You know everything about the attention of this model except one thing: how it sees the
+# order of the tokens.
 #
 # ---
 
@@ -749,6 +750,9 @@ for position in (0, 3):
     print(f"position {position}: norm before RoPE = norm after RoPE?", equal)
 
 # %% [markdown]
+# At position 0 RoPE turns nothing, so there the order makes no difference. At every other position it does.
+
+# %% [markdown]
 # ### The MLP
 #
 # **SwiGLU** is the MLP of a layer, the part that works on each token alone. Two matrices each widen the vector. One
@@ -943,13 +947,13 @@ if predictions.reveal("jukebox", min(takes, key=lambda take: take.last).part):
     print(jukebox_table(takes, parts, guess))
 
 # %% [markdown]
-# Five stories show that something is wrong: A sees only its last token, B gives nearly all to one key, D mixes up the
+# With this prompt, five stories show that something is wrong: A sees only its last token, B gives nearly all to one key, D mixes up the
 # letters of a name, E adds keys where values belong, and F reads the mean of the values of all tokens up to it.
 #
 # But C, without the mask, reads well. The table compares the logits of the prompt. The last token has no later token,
-# so the mask hides nothing from it. Only the changed vectors of the other tokens reach it: its logits change by 0.1.
-# Those of the others are far off: already in layer 0 they read later tokens. So a good story does not show that there
-# is no bug.
+# so the mask hides nothing from it. Only the changed vectors of the other tokens reach it: with this prompt, its logits
+# change by 0.1. The logits of the earlier tokens are far off, because these tokens read later ones, from layer 0 on. So a
+# good story does not show that there is no bug, and another prompt may hide another bug. This is why we compare logits.
 
 # %% [markdown]
 # ---
@@ -1034,7 +1038,8 @@ title = "probability of “a” after the last “·R”"
 ablation_picture(title, [bars[0], *rows, bars[1]]) if answered else None
 
 # %% [markdown]
-# (L3 H3 is layer 3, head 3.) Without these heads the probability is nearly that of the story without Rado. Without the
+# (L3 H3 is layer 3, head 3.) Without these heads the probability is nearly that of the story without Rado: `a` is a common
+# piece, so it keeps 24 %. Without the
 # other three, the *control*, it hardly changes. So these heads are needed. Do they also carry the name? If they do,
 # their output from *another* story must bring another name. This is *activation patching*, the first picture of the
 # lesson. Here is the code, then four names, and heads 0, 1 and 2 as the control.
@@ -1096,9 +1101,9 @@ resting = torch.stack(resting).mean(0)  # the shares that go to the very first t
 print("heads 3, 4 and 5 give the very first token", [round(float(x), 2) for x in resting])
 
 # %% [markdown]
-# It often does: a head that finds nothing rests on the very first token, and copies that. In training this was the
-# right guess: some training texts were repeated random tokens. (Models trained on ordinary text only have induction
-# heads, too: [Olsson et al., 2022](https://arxiv.org/abs/2209.11895).)
+# It often does: in these random texts, a head that finds nothing looks mostly at the very first token, and copies it. In training this was the
+# right guess: some training texts were repeated random tokens. (Models that were trained on ordinary text alone also have induction
+# heads: [Olsson et al., 2022](https://arxiv.org/abs/2209.11895).)
 
 # %% [markdown]
 # ### Exercise 7: the induction score (5 minutes)
@@ -1173,7 +1178,8 @@ two_steps_picture(model, tokenizer, story_ids, first=(1, (3, 5)), second=(3, 3))
 
 # %% [markdown]
 # Ablation shows that we *need* a head, not what it carries. Without L0 H4 only 36 of 293 hits are left, too. But it
-# looks only at the token itself (0.99), so it cannot carry what another token said.
+# looks only at the token itself (0.99), so it cannot carry what another token said. What
+# it adds, this test cannot say.
 #
 # *Try:* guess how many hits are left without the attention of layer 2. Then run `hits({2: range(6)})`.
 #

@@ -10,7 +10,7 @@
 # | sections 1 to 6 | the rule, the batch, what a user feels, your rule beside vLLM | 1½ hours |
 # | sections 7 to 13 | policies, throughput and latency, fairness, bugs | 2 hours |
 #
-# You should have done notebook 02. The code of cells that only measure is folded: you may skip it.
+# A beginner needs up to a third more. You should have done notebook 02. The code of cells that only measure is folded: you may skip it.
 
 # %%
 import torch
@@ -32,7 +32,7 @@ names = ["A", "B", "C"]
 print({name: len(ids) for name, ids in zip(names, prompts, strict=True)}, "prompt tokens")
 
 # %% [markdown]
-# Sharing one engine can go wrong. This one has a small mistake. Read its last answer:
+# Sharing one engine can go wrong. This one has a small mistake, in its prefix cache. Read its last answer:
 
 # %% jupyter={"source_hidden": true}
 from tutorial_engine.learn import leak
@@ -125,7 +125,8 @@ places(two, "24 requests, four places: who has each place in each step")
 # Some tokens of a request are *known*: its prompt and its output so far. Some of them are *computed*: their K and V
 # are in the cache. The others are left to run: there are known − computed of them. For a new prompt this is a large
 # number, and for a decoding request it is 1. A step runs some of them: the **token budget** limits how many tokens one
-# step runs for all requests together. There is no prefill or decode mode.
+# step runs for all requests together. There is no prefill or decode mode: the pictures use these words only to say which
+# tokens run.
 
 # %% [markdown]
 # ### Exercise 1: how many tokens? (5 minutes)
@@ -207,7 +208,7 @@ run = server.serve(PROMPTS, params, max_num_batched_tokens=8, max_num_seqs=2)
 #
 # **Objective:** follow a run step by step, first on paper and then in the explorer.
 #
-# A has 10 prompt tokens, B has 7, C has 3. A step runs at most 8 tokens. The first two steps run in the
+# A has 10 prompt tokens, B has 7, C has 3. A step runs at most 8 tokens. There are 16 places, so only the budget limits. The first two steps run in the
 # next cell, which prints nothing about them. Plan them on paper with your rule.
 
 
@@ -275,8 +276,8 @@ explorer
 # <details><summary>Answer</summary>One by one 26 (0 to 25), static batching 18, prefill first 17, one rule 14.</details>
 #
 # The fifth, **mine**, runs the rule that you wrote last, right or wrong. Break exercise 2: let each request run all that
-# it has left. Run that cell and its check, and the explorer's cell again. Choose *mine*: what happens in step 0? Put the
-# budget back. Now let those who wait go before those who run. Who stalls? In the end put your rule right.
+# it has left. Run that cell and its check, and the explorer's cell again. Choose *mine*: what happens in step 0? In your
+# code, put the limit by the budget back. Now let those who wait go before those who run. Who stalls? In the end put your rule right.
 #
 # <details><summary>Answer</summary>Without the budget, step 0 runs 17 tokens where 8 are allowed (10, if your
 # loop stops when no budget is left). With those who wait in front, C stalls in step 8, and D in step 10.</details>
@@ -338,7 +339,8 @@ print("the tokens that they get alone:", next_ids == [alone["A"][1], alone["B"][
 # **Objective:** find your rule in the real scheduler.
 #
 # `schedule` goes through the running requests, and then through the waiting ones. For each it asks
-# `num_tokens_to_run`, its version of your exercise 1, and then the cache for slots (`admit`, not shown). `plan` notes what
+# `num_tokens_to_run`, its version of your exercise 1, and then the cache for slots (in `schedule_running` and `admit`, both
+# not shown). `plan` notes what
 # the step runs so far, and `plan.budget` is what is left.
 #
 # If memory runs out, a running request gives its memory back and waits again: it is *preempted*. Here each request has a
@@ -358,7 +360,7 @@ show_source(Scheduler.num_tokens_to_run)
 #
 # `num_new_tokens` is known − computed, and the last line of `num_tokens_to_run` is your exercise 1. The `if` with
 # `can_chunk` is for policies that never cut a prompt (prefill first, section 7). `cap` limits what one request runs in a
-# step, and is usually not set.
+# step. It is usually `None`, and then `cap or wanted` is `wanted`.
 #
 # When you open the scheduler of vLLM, you will find the same parts under these names:
 
@@ -436,11 +438,11 @@ one_request(run.trace, "C")
 # %% [markdown]
 # ## Your rule beside vLLM
 #
-# **Objective:** see that your rule is the rule of a real server.
+# **Objective:** see where your rule decides as a real server does.
 #
-# In 40 runs we recorded what vLLM's scheduler decided for random requests. Your rule knows nothing of memory. So we take
-# all runs in which memory is never short and no request finds blocks of another: there are ten. (Asynchronous scheduling
-# is off in all of them: appendix A3.) `server` gets the same requests, and we compare step by step: a step is the same if
+# The package has 40 recorded runs: what vLLM's scheduler decided for random requests. Your rule knows nothing of memory. So
+# we take all runs in which memory is never short and no request can use again what another has computed (notebook 05):
+# there are ten, with 40 requests in all. (Asynchronous scheduling is off in them: appendix A3.) `server` gets the same requests, and we compare step by step: a step is the same if
 # it runs as many tokens of each request. First, what two other rules get:
 
 # %%
@@ -466,8 +468,8 @@ print(f"The file of the scheduler: 3,436 lines in vLLM 0.32.0, {num_lines(Schedu
 #
 # ---
 #
-# **The first sitting ends here.** You have written the rule that planned every step of these runs of vLLM, and you can
-# follow a step from the queue to the model and back. Memory that runs out and blocks that are shared come in notebooks 04
+# **The first sitting ends here.** You have written a rule that makes the same plan as vLLM in every step of these runs, and
+# you can follow a step from the queue to the model and back. Memory that runs out and blocks that are shared come in notebooks 04
 # and 05.
 #
 # ---
@@ -502,7 +504,7 @@ print(f"The file of the scheduler: 3,436 lines in vLLM 0.32.0, {num_lines(Schedu
 # | `schedule_waiting` | if nobody runs, and nobody of the batch waits (`isdisjoint`), the next `max_num_seqs` become the batch |
 # | `may_admit` | it also asks whether the next one is in the batch |
 #
-# (`group` is the number of a prompt. Here each prompt has one request.)
+# (A `group` holds all answers that one user asked for. Here each user asks for one, so read `group` as the request.)
 
 # %%
 from tutorial_engine.engine import OneByOne, PrefillFirst
@@ -596,8 +598,8 @@ for name, outs in results.items():
 #
 # **Prefill first is alive.** SGLang 0.5.19 reads new prompts before it decodes, if no option says otherwise. In July
 # 2026 a user [reported](https://github.com/sgl-project/sglang/issues/32549) what this does when long prompts come all the
-# time: those who decoded got a step about once in 24 seconds. (This was with speculative decoding, where decodes cannot run
-# along with a chunk.)
+# time: those who decoded got a step about once in 24 seconds. (Each of its decodes guessed several
+# tokens, and such decodes cannot run along with a chunk.)
 
 # %%
 print(box("step_order"))
@@ -774,10 +776,9 @@ itl_over_time({"whole prompt": whole, "chunks": chunked}, "A") if chosen else No
 # %% [markdown]
 # This is **chunked prefill**: the prompt is spread over several steps that decode as well. *Why does a
 # smaller token budget make the inter-token latency better?* A decoding request gets a token in every step, as long as the
-# budget is at least the number of decoding requests. For those who run go first, and of them only the last one can be
-# half-read: it takes all that is left of the budget, so nobody is admitted behind it before its prompt is finished. (With
-# `cap` of section 5 two can be half-read, and then this no longer holds.) So its gap is the length of one step, and no
-# step runs more tokens than the budget.
+# budget is at least the number of decoding requests. Those who run are asked first. A request with a half-read prompt is
+# always the last of them: it takes all of the budget that is left, so nobody is admitted behind it. So all who decode are
+# asked before it. Their gap is the length of one step, and no step runs more tokens than the budget.
 
 # %% [markdown]
 # ### Exercise 4: choose the budget (3 minutes)
@@ -852,10 +853,12 @@ for b in (16, 512, 2048, 8192):  # one token of each step is A's
 
 # %% [markdown]
 # With 16, each step reads all weights for almost no work. vLLM 0.32 chooses the budget (`max_num_batched_tokens`) by the
-# GPU. Its server takes 8,192 on GPUs with 70 GiB or more, such as H100 and H200 (but not on an A100), 16,384 from 160 GiB
-# on, and 2,048 on smaller ones and on the A100. `LLM(...)` in a script takes 16,384 where the server takes 8,192, and 8,192
-# where it takes 2,048. (Attention is left out here: a real prompt of 8,000 tokens takes longer, and each chunk reads the K
-# and V of all earlier chunks again.)
+# GPU: its server takes 8,192 on an H100, and 2,048 on smaller GPUs. (Attention is left out here: a real prompt of 8,000
+# tokens takes longer, and each chunk reads the K and V of all earlier chunks again.)
+#
+# <details><summary>The exact rule</summary>The server takes 8,192 on GPUs with 70 GiB or more, such as H100 and H200 (but not
+# on an A100), 16,384 from 160 GiB on, and 2,048 on smaller ones and on the A100. <code>LLM(...)</code> in a script takes
+# 16,384 where the server takes 8,192, and 8,192 where it takes 2,048.</details>
 
 # %% [markdown]
 # ## 10 · Too many users
@@ -921,8 +924,9 @@ throughput_latency(curves, "TTFT p95", "requests per second", full) if chosen el
 # %% [markdown]
 # As long as there is room, throughput follows the users, and the latency hardly changes. Near the number of users that you
 # counted, the engine is full. (The curve turns a little earlier, because users sometimes come all at once.) From then on the
-# queue grows as long as users keep coming. No scheduler can prevent this: users must wait or be refused, or the owner adds
-# machines. The order in which users are served only decides who waits. Under static batching users wait long even when few
+# queue grows as long as users keep coming: with twice as many users the p95 at 64 is nearly doubled. More places would help
+# a little, but the 17.4 tokens of a user cost 17.4 ms in any batch, so this engine never serves more than 57 users a
+# second. At 64, users must wait or be refused, or the owner adds machines. The order in which users are served only decides who waits. Under static batching users wait long even when few
 # come.
 
 # %% [markdown]
@@ -1115,7 +1119,7 @@ axis = "patience in ms"
 sweep(ends, {"TTFT": both}, axis, "ms", at_most=promised, steps=True) if chosen else None
 
 # %% [markdown]
-# Your policy turns the number into a time. A short one takes 68 ms. So five of them go before L if its patience is above
+# Your policy does not count short ones: it has a time, `patience`. So we translate. A short one takes 68 ms. So five of them go before L if its patience is above
 # 272 and up to 340 ms, and six up to 408 ms. Where the picture is flat nothing changes: L is asked only when a place
 # is free. Patience 0 is first come, first served, and a very large one shortest first. Another crowd needs another
 # patience. Set `patience` in your class to a value that keeps both promises, and run its cells again: the line "fair" should

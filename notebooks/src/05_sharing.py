@@ -82,7 +82,7 @@ print(story)
 # **Objective:** compute a beginning once for all requests that have it.
 #
 # Many requests begin with the same instructions or document. The **prefix cache** finds such
-# beginnings. A **hash** is a short number computed from data: the same data always give
+# beginnings. A **hash** is a number of fixed size, computed from data: the same data always give
 # the same one, and different texts almost never do. Each full block gets a hash, made of its tokens *and
 # of the hash of the block before it*. So it stands for all tokens from the start. A new request looks up
 # its hashes. One that is there is a **hit**: the request takes the block and does not run its tokens. One that is not
@@ -127,6 +127,9 @@ block_view(sharing_two.trace.trace(), step=1, labels=labels) if chosen else None
 # In the picture, `ref` (in the code: `ref_cnt`) is the number of tables that hold a block. Below a block stand the first
 # characters of its hash, and after the arrow those of the block before it. The first block has `root` there.
 # Only full blocks have a hash, so the rest of the common beginning is computed twice.
+#
+# The blocks of an answer are cached like those of a prompt: A's block 5 holds its first new token, and has a hash. So
+# when a user of a chat asks again, the prompt begins with the whole conversation so far, and its full blocks are found.
 #
 # At least one token must run, because without a forward there are no logits to choose the next token from. So if all
 # three blocks of a prompt of 12 tokens are cached, only two of them are hits.
@@ -180,11 +183,12 @@ print("tokens found in the prefix cache:", found_by(run))
 # SHA-256, a well-known hash function, which makes this practically impossible. But a short TTFT tells a user that
 # somebody has sent this text before. A **salt** prevents this: a text of your choice goes into the hash of the first
 # block. Then only requests with the same salt share blocks, for example those of one user. In vLLM each request brings
-# its own. Here `sharing_two.memory.blocks.use_salt("user 1")` sets one for all who are admitted from then on: change it only when no request waits or runs.
+# its own.
 
 # %% [markdown]
 # SGLang has the same idea without blocks. It keeps texts in a *radix tree* until they are evicted: a branch holds tokens,
-# and a new request walks down as far as its tokens agree. So it also finds the tokens that fill no block. C is a third text:
+# and a new request walks down as far as its tokens agree. So it also finds the tokens that fill no block (by default its pages
+# have one token). C is a third text:
 
 # %% tags=["figure-radix"]
 from tutorial_engine.viz import radix_tree
@@ -226,7 +230,7 @@ box("fork")
 #
 # A block that nobody holds any more keeps its content, and can be found until somebody takes it. Free blocks stand in a
 # queue. The block at its front is taken next, and what it held is gone: it is *evicted* from the
-# prefix cache. A block that is freed goes to the end, so the block that was *least recently used* is evicted first. This
+# prefix cache. A freed block with a hash goes to the end, so the block that was *least recently used* is evicted first. This
 # rule is called *LRU*.
 #
 # Below, A had a prompt of 12 tokens and held the blocks 0, 1 and 2 of 7. It has ended, and they go to the end of the queue.
@@ -251,7 +255,7 @@ chosen = predictions.reveal("queue", order)
 queue_picture(pool_of_7.trace.trace(), [0]) if chosen else None
 
 # %% [markdown]
-# A gives its last block back first. A block with # has a hash, so it can still be found. Now B comes with 19 tokens, and
+# A gives its last block back first (you will see why below). A block with # has a hash, so it can still be found. Now B comes with 19 tokens, and
 # needs five blocks. It has A's first sentence, but not at its beginning, so it finds nothing. Then C comes, whose
 # first 12 tokens are A's:
 
@@ -333,11 +337,16 @@ leak_picture(story) if chosen else None
 
 # %% [markdown]
 # The hashes of user 1's beginning led to blocks 0 and 1. At first, they held user 1's text. But
-# user 2 had taken both, and *nobody forgot their old hashes*. So the model read K and V of " yellow",
+# user 2 had taken both, and *nobody forgot their old hashes*. (For this demonstration we took out the line that forgets a
+# hash. The package has it, and in exercise 3 you write it.) So the model read K and V of " yellow",
 # " coat" and others as those of user 1's first words. (These tokens are of the answer to user 2, which repeats his coat.)
 #
 # The three keys in block 0 are still rotated for the positions 32 to 34 (RoPE, notebook 01), and not for 0 to 2; those in
-# block 1 for 28 to 31, and not for 4 to 7. But the words are ordinary words of a story, and no error was raised.
+# block 1 for 28 to 31, and not for 4 to 7. So the positions are wrong, too. But K and V of a wrong word are numbers like any
+# others: the engine cannot see it, and raises no error.
+#
+# The two prompts begin alike, with “One day”. Still they share no block: a full block has 4 tokens, and `O ne day Anna` is
+# another block than `O ne day Tom`, so their hashes differ.
 
 # %% [markdown]
 # This is a *stale* read: what is read is old, and no longer valid. Such bugs happen. One was reported in July 2026 for
@@ -378,7 +387,7 @@ server.use(take, check_take)
 
 # %% [markdown]
 # Here are the same three requests in `server`, with your `take`. It calls them A, B and C, in the order in which they
-# come. Now A and C get the same answer:
+# come. Now A and C get the same answer. (B has evicted A's blocks, so C runs its whole prompt again.)
 
 # %%
 one_by_one = {"times": [0, 1, 2], "num_blocks": 9, "max_model_len": 36}
@@ -389,7 +398,8 @@ run = server.serve([anna, tom, anna], SamplingParams(max_tokens=28), **one_by_on
 #
 # - a taken block keeps its hash: the bug above;
 # - a hash of own tokens only: the block before is left out;
-# - found too early: a block is found now, but its K and V are written in a later step;
+# - found too early: a block is found now, but its K and V are written only in a *later* step (in the same step it would be
+#   fine: section 1);
 # - a shared block is written: two answers to one prompt write to it;
 # - blocks are freed head first: block 0 of a table before the others.
 
@@ -441,11 +451,12 @@ if predictions.reveal("zoo", {0: "none of them", 2: "two", 5: "all five"}[wrong_
 # %% [markdown]
 # ## 4 · Why is my hit rate zero?
 #
-# **Objective:** find out why a prefix is not found. Users of every engine ask this.
+# **Objective:** find out why a prefix is not found. Many users ask this.
 #
 # The *hit rate* is the share of prompt tokens that were hits in the prefix cache. Below are five real runs
 # of our engine, with three requests each. A and C have much text in common, but the hit rate
-# is 0 %. (In run 3, prompts run in chunks, and take their blocks chunk by chunk.) Here are six explanations. One of them is never the cause here, nor in vLLM:
+# is 0 %. (In run 3, prompts run in chunks, and take their blocks chunk by chunk.) Here are six explanations. One of them is
+# never the cause here, nor in vLLM for models with attention in every layer:
 
 # %% jupyter={"source_hidden": true}
 from tutorial_engine.lab import BEGINS, EVICTED, NOT_YET, RUNNING, SALT, SHORT, cases
@@ -494,13 +505,18 @@ check_causes(causes() or {}, runs)
 # whether the second request went to the same replica: each has a prefix cache of its own.
 
 # %% [markdown]
-# In 2026 many ask about a case of `SHORT`. *Hybrid models* have state-space layers beside those with attention. Such
-# a layer keeps one state of fixed size, in place of K and V. vLLM makes a block at least as large as this state: from some
-# hundred to several thousand tokens. By default a shorter common beginning finds nothing (vLLM issues
+# <details><summary>A case of <code>SHORT</code> that surprises users of vLLM</summary>
+#
+# *Hybrid models* have state-space layers beside those with attention. Such a layer keeps one state of fixed size, in place
+# of K and V. From the state after 1,000 tokens nobody gets the state after 500, so a hit is possible only where a state was
+# saved: by default at the ends of blocks. vLLM gives a block of K and V at least as many bytes as this state, which is some
+# hundred to several thousand tokens. A shorter common beginning finds nothing (vLLM issues
 # [40696](https://github.com/vllm-project/vllm/issues/40696),
 # [47430](https://github.com/vllm-project/vllm/issues/47430) and
-# [53749](https://github.com/vllm-project/vllm/issues/53749)). Since July 2026 `--prefix-match-unit` can let a hit end
-# inside such a block (pull request [46384](https://github.com/vllm-project/vllm/pull/46384)).
+# [53749](https://github.com/vllm-project/vllm/issues/53749)). Since July 2026 `--prefix-match-unit` lets a hit end inside a
+# block (pull request [46384](https://github.com/vllm-project/vllm/pull/46384)), but only where a state was saved.
+#
+# </details>
 
 # %%
 box("same_step")
@@ -560,13 +576,16 @@ timeline(scarce.trace.trace()) if chosen else None
 # %% [markdown]
 # ### Exercise 5: who gives way? (10 minutes)
 #
-# Who gives way means: who is preempted? `running` has the running requests in the order of admission. Your function must find
+# To give way means to be preempted. `running` has the running requests in the order of admission. Your function must find
 # slots for one of them, `request`:
 #
 # - `allocate(request)` gives its slots, or None if there is no room. (This is the engine's, for all new tokens of a
 #   request, and not your `allocate` of notebook 04.)
 # - If there is no room, the *last* of `running` is the victim, as in vLLM without priorities. `preempt(victim)` takes it out of `running`. Then ask again.
 # - The victim may be `request` itself. Then return None.
+#
+# For example, `running` is [A, B, C], and A asks. `allocate(A)` gives None, so C is preempted. It gives None again, so B is
+# preempted. Then it gives slots: return them.
 #
 # <details><summary>Hint</summary>Repeat while <code>allocate</code> gives None: the victim is <code>running[-1]</code>.
 # After the asking request itself has given way, nothing more is to be done: return None.</details>
@@ -621,7 +640,7 @@ explorer.set(step=8)
 explorer
 
 # %% [markdown]
-# So a lack of memory costs time, and here, in fp32, no token changes. (In bf16 roundings may change one, as in notebook 02. A request that does not fit into the pool alone ends early, or is
+# So a lack of memory costs time, and here, in fp32, no token changed. (In bf16 roundings may change one, as in notebook 02. A request that does not fit into the pool alone ends early, or is
 # refused when it is added.)
 #
 # <details><summary>Why are the blocks of the victim not copied away, and back later?</summary>This is called
@@ -647,8 +666,9 @@ box("swap")
 # | prompt of E, the last in the queue | 387 (97 blocks): fits when the others are done |
 # | first chunk of E | 256 |
 #
-# <details><summary>Hint for the next question</summary>The first chunk of E needs 64 blocks. E comes in every second step, until the users need
-# more than 36.</details>
+# <details><summary>Hint for the next question</summary>The first chunk of E needs 64 of the 100 blocks, so 36 are left. A to D begin
+# with 12 blocks, and together they need about one more in each step. E comes in every second step (0, 2, 4, ...), as long as
+# the users need at most 36.</details>
 
 # %%
 predictions.ask(
@@ -676,6 +696,10 @@ timelines(rules, title="The same requests under two rules of admission") if chos
 # Under the second rule, E runs its first chunk. In the next step its second chunk finds no room. E is the
 # last that runs, so it is preempted (✕). Then it is admitted again. A wide bar is a slow step: A's decode
 # waits for E's chunk, which is thrown away. This is *thrash*. Under the first rule, E waits until they are done.
+#
+# The second rule is no invention: vLLM used it until 2026. The author of
+# [pull request 37307](https://github.com/vllm-project/vllm/pull/37307), which added the first rule, saw in one bad case that
+# throughput fell from about 100 to 1.5 tokens a second on each GPU.
 #
 # E's first chunk takes 64 of the 100 blocks, so 36 are left. The users fill all 36 in step 24, and need 39 in
 # step 26. So E comes in the steps 0, 2, … 24, and each time gives way one step later: 13 times. In step 32 it comes again
@@ -768,12 +792,13 @@ for name, group in (groups | {"all": paths}).items():
 
 # %% [markdown]
 # Do the parts also decide what vLLM decides? The package has recorded runs of vLLM 0.32. We take two in which memory is too
-# small, and `server` serves the same requests with your parts. A step has vLLM's *plan* if it runs as many tokens of each request,
-# finds as many (for requests that come for the first time) and preempts the same ones. The step counts as vLLM's if the
-# blocks correspond, too. (If vLLM's block 5 is our block 0 once, it must be so in every step.)
+# small, and `server` serves the same requests with your parts. A step has vLLM's *plan* if three things are equal: how many tokens of
+# each request run, how many tokens a new request finds, and who is preempted. A step *is vLLM's* if it uses the same blocks,
+# too. The numbers of the blocks may differ, but always in the same way: if vLLM's block 5 is our block 0 once, it must be so
+# in every step.
 
 # %% [markdown]
-# First, two other functions `free`. They put all blocks at the end of the queue, those without a hash as well. (*Head
+# Can this comparison fail at all? We try it with two other functions `free`, which also give right tokens. They put all blocks at the end of the queue, those without a hash as well. (*Head
 # first*: block 0 of the table is freed first; *tail first*: the last one.)
 
 # %%
@@ -785,7 +810,7 @@ print("Two of them:")
 print(others_beside_vllm(model, tokenizer, lesson=5))
 
 # %% [markdown]
-# All tokens are right. With the last block first, the plan is always vLLM's, and only other blocks are taken. With
+# All tokens are right. With the last block first, every plan is vLLM's, and only the choice of blocks differs. With
 # the first block first, some steps have another plan, too. After one wrong block, the blocks rarely correspond again.
 #
 # In the second run, no block is free at the end of step 40. Three requests run. These are their blocks, in the order of admission.

@@ -20,7 +20,9 @@ from tutorial_engine.cache.storage import KVStorage
 from tutorial_engine.engine.clock import VirtualClock
 from tutorial_engine.engine.engine import EngineConfig, LLMEngine
 from tutorial_engine.engine.generate import generate
+from tutorial_engine.engine.runner import ModelRunner
 from tutorial_engine.lab.workload import Arrival, serve
+from tutorial_engine.model.attention import BlockedAttention
 from tutorial_engine.model.decoder import CausalLM
 from tutorial_engine.model.rope import RotaryEmbedding
 from tutorial_engine.sampling.params import SamplingParams
@@ -129,8 +131,13 @@ class Dial:
         memory = self.memory_at(position, recorder)
         for tensor in (self.storage.k, self.storage.v):
             tensor.fill_(float("nan"))  # nobody may read what the map before has left
+        # context by context, whatever is fastest here: what is copied is to be seen for each
+        runner = ModelRunner(self.model, self.storage, BlockedAttention(self.storage))
         engine = LLMEngine(
-            self.model, self.tokenizer, self.config, memory=memory, clock=VirtualClock()
+            *(self.model, self.tokenizer, self.config),
+            memory=memory,
+            runner=runner,
+            clock=VirtualClock(),
         )
         outputs = serve(engine, self.arrivals)
         trace = recorder.trace()

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -271,8 +272,8 @@ def engine_path(
     """Through an engine, each of its steps followed by an integrity check.
 
     The prompts come in this `order`, `apart` steps from one to the next (0: all at once).
-    `neighbours` are prompts that run along until `abort_after` steps (None: to the end). With
-    several `samples` of each prompt the logits are the last one's.
+    `neighbours` are prompts that run along until `abort_after` steps (None: to the end). Several
+    `samples` of a prompt run the same tokens: ValueError if one has other logits than the last.
     """
 
     def path(
@@ -284,7 +285,7 @@ def engine_path(
             params = replace(params, n=samples, temperature=1.0)
         forced = [None] * len(prompts) if tokens is None else tokens.tolist()
         samplers = [[ForcedSampler(greedy, ids) for _ in range(samples)] for ids in forced]
-        watched = [of_prompt[-1] for of_prompt in samplers]
+        watched = list(chain.from_iterable(samplers))
         long = SamplingParams(max_tokens=10**6, ignore_eos=True)
         others = {engine.add_request(None, prompt, long) for prompt in neighbours}
         to_come, step = list(order(len(prompts))), 0
@@ -295,11 +296,22 @@ def engine_path(
             if step == abort_after:
                 engine.abort_request([*(others & engine.requests.keys())])
             if not to_come and not engine.has_unfinished_requests():
-                raise ValueError(f"a request ended before its {num_tokens} tokens: raise max_len")
+                raise ValueError(
+                    f"a request ended before its {num_tokens} tokens: raise max_len (or are its "
+                    "logits NaN?)"
+                )
             engine.step()
             engine.check_integrity()
             step += 1
-        return torch.stack([torch.stack(sampler.logits) for sampler in watched])
+        logits = torch.stack([torch.stack(sampler.logits) for sampler in watched])
+        of_prompt = logits.unflatten(0, (-1, samples))
+        differ = float((of_prompt - of_prompt[:, -1:]).abs().max())
+        if not differ <= (1e-3 if engine.model.dtype == torch.float32 else 0.5):  # NaN is not
+            raise ValueError(
+                f"logits of two samples that run the same tokens differ by {differ:.4g}: one of "
+                "them reads what the other one wrote"
+            )
+        return of_prompt[:, -1]
 
     return path
 

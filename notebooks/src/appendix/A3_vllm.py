@@ -336,7 +336,9 @@ queue_picture(rules["vLLM"], [14]) if predictions.made("lost") else print("Choos
 # %%
 other = serve_again(theirs, model, pages=Pages)
 equal = [a == b for a, b in zip(plans(theirs), plans(other), strict=True)]
-print(f"{sum(equal)} of {len(equal)} steps are equal; the first other one is step {equal.index(False)}")
+print(
+    f"{sum(equal)} of {len(equal)} steps are equal; the first other one is step {equal.index(False)}"
+)
 
 # %% [markdown]
 # It does: with the other rule `r2` takes another block in step 24.

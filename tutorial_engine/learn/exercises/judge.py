@@ -212,7 +212,7 @@ def _message(
         lines += [f"{head} this input:", told(inputs)]
     lines.append(told(facts))
     if slip:
-        tried = f"  (we ran a function with only this mistake: all its {count} answers are yours)"
+        tried = f"  (a function with only this mistake gives the same {count} answers as yours)"
         lines.append(tried)
     return "\n".join(filter(None, lines)) + mark + code
 

@@ -76,8 +76,8 @@ FREE_SLIPS: Slips = slips_of(
         puts all blocks to the front, whatever their hashes; those with one may still be found, so
         they go to the end
     free_queue[:] = → free_queue =
-        changes `ref_cnt`, and the caller's `free_queue` stays as it was; `free_queue = ...` makes
-        another list
+        changes `ref_cnt`, and the caller's `free_queue` stays as it was: no block went into that
+        list; count down first, then see which have 0, and write `free_queue[:] = ...`
     for block in table: → for block in ():
     == 0] → < 0]
         changes neither `ref_cnt` nor `free_queue`; a request that ends gives its blocks back

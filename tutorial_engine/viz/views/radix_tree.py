@@ -64,10 +64,7 @@ def radix_tree(
         names = listed(NAMES[i] for i in closest)
         told = f"{told}, and {names} have {common}"
         in_blocks = common // block_size * block_size
-    told = (
-        f"{told}: the tree finds {common} of them, and full blocks of "
-        f"{block_size} find {in_blocks}."
-    )
+    told = f"{told}: the tree finds all {common}, and full blocks of {block_size} find {in_blocks}."
     return sheet.picture(told, zoom=1.0)
 
 
