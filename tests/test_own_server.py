@@ -373,7 +373,7 @@ WRONG: list[tuple[str, Any, str]] = [  # those that drive; and each argument tha
     ("plan_step", plan_with(lambda shares: {"A": 10, "B": 7}), "'B': 7}, which no step can run"),
     ("plan_step", lambda r, w, budget, most: {name: 1 for name, _ in [*w, *r]}, "and 2 may run, "),
     ("num_tokens_to_run", lambda n, done, left: n, "gave 10 for request A"),
-    ("Fair", Stranger, "next_waiting gave 'A' (type str): it must return one of the requests"),
+    ("Fair", Stranger, "next_waiting gave 'A' (str): it must return one of the requests"),
     ("slots_for", lambda request, running, allocate, preempt: None, "did not ask for its slots"),
     ("slots_for", the_first_gives_way, "who is not the last of running"),
     ("block_attention", lambda q, k, v, t, n: k.mul_(2)[0, 0], "wrote to the pool"),

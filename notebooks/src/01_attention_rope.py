@@ -6,7 +6,8 @@
 # stories of six broken models, and you guess what is broken. Everything runs offline, on a small Qwen3 model that we
 # trained for this course. In [notebook 06](06_real_model.ipynb) your parts run a real language model that answers
 # questions.
-#
+
+# %% [markdown]
 # | sitting | what it is about | time |
 # |---|---|---|
 # | sections 1 to 7 | queries, keys and values, attention, masks, heads | 1¾ hours |
@@ -20,7 +21,7 @@
 # cell. An exercise says ☐ until you fill it in. Then its check says ✔, or ✘ with a reason. You need to read
 # two kinds of code: the exercises, and what `show_source` prints. The rest you may just run.
 #
-# You should know matrix products and a little PyTorch: tensors, shapes, indexing. The model is a *checkpoint*, a
+# You should know matrix products and a little PyTorch: tensors, shapes, indexing. The model is stored as a *checkpoint*, a
 # folder of trained weights, in the format of `transformers`. Its architecture is
 # [Qwen3](https://arxiv.org/abs/2505.09388). *The package* is `tutorial_engine`, the Python code of this course. Its
 # *engine* runs models to write text.
@@ -61,7 +62,8 @@ patching_picture(tokenizer, STORY, {"heads 3, 4 and 5 of layer 3": patches})
 
 # %% [markdown]
 # # First sitting: attention
-#
+
+# %% [markdown]
 # ## 1 · Text becomes ids
 #
 # **Objective:** see what the model is given. A *prompt* is the text given to it. A *tokenizer* cuts text into pieces,
@@ -274,18 +276,16 @@ mine.hear(PROMPT + " Ben had a blue ball.", attention=softmax_over_queries)  # t
 mine.tell(PROMPT + " Ben had a blue ball.")
 
 # %% [markdown]
-# The package's version computes all heads in one call. It is called *naive*, because it is the plain formula, without
-# tricks for speed. `einsum` names the axes: `"qhd,khd->hqk"` means "for each head h, query q and key k, multiply along
+# The package's version computes all heads in one call. It is called *naive*: the plain formula. `einsum` names the axes: `"qhd,khd->hqk"` means "for each head h, query q and key k, multiply along
 # d and add". (`repeat_interleave` gives each query head a key head of its own: section 6.)
 
 # %%
 show_source(naive_attention)
 
 # %% [markdown]
-# **Why fast engines never store the scores** (optional). This function stores a score for each pair of tokens, [T, T]
+# **Why fast engines do not store all scores** (optional). This function stores a score for each pair of tokens, [T, T]
 # in each head. [FlashAttention](https://arxiv.org/abs/2205.14135) (Dao et al., 2022) goes through the keys in blocks.
-# So the T×T scores are never in memory all at once: one small block of them is enough, and it stays in the fast memory
-# of the chip. The result differs by rounding only. In notebook 04 you write such an attention.
+# So the T×T scores are never in memory all at once. The result differs by rounding only. In notebook 04 you write such an attention.
 #
 # <details><summary>What is kept from block to block?</summary>For each query three things: the largest score so far,
 # the sum of the exponentials, and the sum of the values so far (each value weighted by its exponential). When a new
@@ -405,17 +405,13 @@ if answered:
 reach_picture(pieces[: last + 1], looks, window=8) if answered else None
 
 # %% [markdown]
-# The sentences are still well formed: grammar needs only a few tokens. But the names are lost. The token that stands
+# The sentences of this story are still well formed. But the names are lost. The token that stands
 # just before the new name must see the first piece of the old one. For Rado that is `·day`, with a window of 20; for
 # Mimo `·and`, with a window of 15. Try it:
 
 # %%
 for window in (8, 14, 15, 19, 20):
     print(f"window {window:2}: {mine.story(TWO, window=window)}")
-
-# %% [markdown]
-# The limit holds for *one layer*: with several layers, information could travel further in several steps. But this model was
-# not trained to do so.
 
 # %% [markdown]
 # ## 6 · Many heads, fewer keys: GQA
@@ -522,8 +518,8 @@ for d in head_dims:
 # %% [markdown]
 # ---
 #
-# **The first sitting ends here.** You know everything about the attention of this model except one thing: how it sees the
-# order of the tokens.
+# **The first sitting ends here.** Two things about the attention of this model are missing: how it sees the order of the
+# tokens (section 8), and a norm of queries and keys (section 9).
 #
 # ---
 
@@ -586,8 +582,8 @@ clocks_picture(omega, (0, 1, 2, 4, 10, 100, 1000))
 
 # %% [markdown]
 # **Texts longer than in training** (optional, with the two cells below). A slow pair never completes a turn in a
-# training text. In a longer text it comes to angles that the model has not seen. Llama 3.1 therefore slows these pairs
-# down (*RoPE scaling*), and was trained further on [long texts](https://arxiv.org/abs/2407.21783). Its context
+# training text. In a longer text it comes to angles that the model has not seen. Llama 3.1 slows these pairs down (*RoPE
+# scaling*), and was trained further on [long texts](https://arxiv.org/abs/2407.21783). Its context
 # grew 16 times, from 8,192 tokens to 131,072.
 #
 # <details><summary>How are they slowed down?</summary>Four numbers in its <code>config.json</code> say how:
@@ -686,7 +682,7 @@ check_close(here, there, 1e-3, "positions from 0 = positions from 100")
 
 # %% [markdown]
 # Layer 1, head 3 of section 5 mostly looks one token back. Here is its map at the positions of the text, at positions
-# that are 400 larger, and with all tokens at position 0. There RoPE turns nothing: it is off.
+# that are 400 larger (in training it never saw one above 127), and with all tokens at position 0. There RoPE turns nothing: it is off.
 
 # %%
 predictions.ask(
@@ -710,7 +706,7 @@ rope_maps_picture(maps, story_labels, "Layer 1, head 3") if answered else None
 
 # %% [markdown]
 # With larger positions the map is the same, because all distances are. Without RoPE this head cannot find the token
-# before: that token gets 0.15, as much as with equal weights.
+# before: that token gets 0.15 on average, as much as if every query gave all its keys the same.
 
 # %% [markdown]
 # ## 9 · One whole layer by hand
@@ -748,9 +744,6 @@ norm_last = rms_norm(apply_rope(random_heads, *cos_sin), w.q_norm)
 for position in (0, 3):
     equal = torch.allclose(norm_first[position], norm_last[position], atol=1e-5)
     print(f"position {position}: norm before RoPE = norm after RoPE?", equal)
-
-# %% [markdown]
-# At position 0 RoPE turns nothing, so there the order makes no difference. At every other position it does.
 
 # %% [markdown]
 # ### The MLP
@@ -947,9 +940,10 @@ if predictions.reveal("jukebox", min(takes, key=lambda take: take.last).part):
     print(jukebox_table(takes, parts, guess))
 
 # %% [markdown]
-# With this prompt, five stories show that something is wrong: A sees only its last token, B gives nearly all to one key, D mixes up the
+# With this prompt, five stories show that something is wrong: A sees only its last token, B's softmax is too sharp, D mixes up the
 # letters of a name, E adds keys where values belong, and F reads the mean of the values of all tokens up to it.
-#
+
+# %% [markdown]
 # But C, without the mask, reads well. The table compares the logits of the prompt. The last token has no later token,
 # so the mask hides nothing from it. Only the changed vectors of the other tokens reach it: with this prompt, its logits
 # change by 0.1. The logits of the earlier tokens are far off, because these tokens read later ones, from layer 0 on. So a
@@ -1040,7 +1034,7 @@ ablation_picture(title, [bars[0], *rows, bars[1]]) if answered else None
 # %% [markdown]
 # (L3 H3 is layer 3, head 3.) Without these heads the probability is nearly that of the story without Rado: `a` is a common
 # piece, so it keeps 24 %. Without the
-# other three, the *control*, it hardly changes. So these heads are needed. Do they also carry the name? If they do,
+# other three, the *control*, it hardly changes. So the three together are needed. (Silence one alone, and 83 % or more is left.) Do they also carry the name? If they do,
 # their output from *another* story must bring another name. This is *activation patching*, the first picture of the
 # lesson. Here is the code, then four names, and heads 0, 1 and 2 as the control.
 
@@ -1059,8 +1053,9 @@ exchanged = {
 patching_picture(tokenizer, STORY, exchanged)
 
 # %% [markdown]
-# In every line the model reads the story of Rado. With heads 3, 4 and 5 exchanged it predicts a piece of the name on
-# the left; with heads 0, 1 and 2 exchanged it still predicts `a`. So heads 3, 4 and 5 carry this piece.
+# With heads 3, 4 and 5 exchanged it predicts a piece of the name on
+# the left; with heads 0, 1 and 2 exchanged it still predicts `a`. So heads 3, 4 and 5 carry this piece. (We tried 40 such
+# names. It worked for the 32 with a, e, i or o. With u it did not, but there the model does not copy the name by itself, either.)
 
 # %% [markdown]
 # ### Copying in its purest form
@@ -1091,24 +1086,13 @@ right, total = hits({}), len(noise) * (period - 1)
 print(f"{right} of {total} tokens in {len(noise)} such texts are predicted")
 
 # %% [markdown]
-# Does the model get that first token, too? Nothing announces it. And where do heads 3, 4 and 5 look then?
-
-# %%
-for name, heads in (("all heads", {}), ("L3 H3, H4, H5 silenced", COPIERS)):
-    print(f"first token right in {int(predicted(heads)[:, 0].sum()):2} of 20 texts, {name}")
-resting = [attention_weights(model, text)[3, 3:, period - 1, 0] for text in noise]
-resting = torch.stack(resting).mean(0)  # the shares that go to the very first token of the text
-print("heads 3, 4 and 5 give the very first token", [round(float(x), 2) for x in resting])
-
-# %% [markdown]
-# It often does: in these random texts, a head that finds nothing looks mostly at the very first token, and copies it. In training this was the
-# right guess: some training texts were repeated random tokens. (Models that were trained on ordinary text alone also have induction
-# heads: [Olsson et al., 2022](https://arxiv.org/abs/2209.11895).)
+# (Models that were trained on ordinary text alone also copy like this:
+# [Olsson et al., 2022](https://arxiv.org/abs/2209.11895).)
 
 # %% [markdown]
 # ### Exercise 7: the induction score (5 minutes)
 #
-# Which heads do it? The *induction score* of a head is the mean attention weight that the queries of the second round
+# Which heads copy like this? The *induction score* of a head is the mean attention weight that the queries of the second round
 # give to the right place: the token *after* the earlier place of the same token. `shares` holds the attention weights of
 # one head for `period` tokens that are said twice; row = query, column = key.
 #
@@ -1183,11 +1167,11 @@ two_steps_picture(model, tokenizer, story_ids, first=(1, (3, 5)), second=(3, 3))
 #
 # *Try:* guess how many hits are left without the attention of layer 2. Then run `hits({2: range(6)})`.
 #
-# <details><summary>What does it mean?</summary>291 of 293 are left. Layers 1 and 3 do the copying, and layer 2 does
-# something else.</details>
+# <details><summary>What does it mean?</summary>291 of 293 are left. So this copying hardly needs the attention of layer
+# 2. The test says nothing about the MLPs.</details>
 
 # %% [markdown]
-# ### How they came about (optional)
+# ### How the induction heads came about (optional)
 #
 # These numbers were recorded while the model was trained. The *loss* is −log of the probability that the model gave to
 # the token that came; lower is better. On the repeated part of random texts it stays high for hundreds of steps. Then
@@ -1312,7 +1296,7 @@ check_close(mine.logits(ids), reference, 1e-4, "logits of all prompt tokens = tr
 #
 # <details><summary>Hint</summary><code>naive_attention</code> (section 4) shows how all heads are computed at once;
 # <code>.out</code> of what it gives is the result. Nobody gives you a mask: <code>causal_mask(len(x),
-# len(x))</code> makes one. It is [T, T], so put the heads first: hqk.</details>
+# len(x))</code> makes one. Give the scores the axes [H, T, T] (<code>hqk</code>); then it fits each head.</details>
 
 
 # %% tags=["exercise"]

@@ -10,7 +10,7 @@
 # | sections 1 to 6 | the rule, the batch, what a user feels, your rule beside vLLM | 1½ hours |
 # | sections 7 to 13 | policies, throughput and latency, fairness, bugs | 2 hours |
 #
-# A beginner needs up to a third more. You should have done notebook 02. The code of cells that only measure is folded: you may skip it.
+# A beginner needs up to a third more. You should have done notebook 02. You may skip folded code.
 
 # %%
 import torch
@@ -924,10 +924,10 @@ throughput_latency(curves, "TTFT p95", "requests per second", full) if chosen el
 # %% [markdown]
 # As long as there is room, throughput follows the users, and the latency hardly changes. Near the number of users that you
 # counted, the engine is full. (The curve turns a little earlier, because users sometimes come all at once.) From then on the
-# queue grows as long as users keep coming: with twice as many users the p95 at 64 is nearly doubled. More places would help
-# a little, but the 17.4 tokens of a user cost 17.4 ms in any batch, so this engine never serves more than 57 users a
-# second. At 64, users must wait or be refused, or the owner adds machines. The order in which users are served only decides who waits. Under static batching users wait long even when few
-# come.
+# queue grows while users keep coming: with twice as many users the p95 at 64 is nearly doubled. More places would help
+# a little, but the 17.4 tokens of a user cost 17.4 ms in any batch, so this engine serves 57 users at most a
+# second. At 64, users must wait or be refused, or the owner adds machines. A policy only decides who waits. Under
+# static batching they wait long even if few come.
 
 # %% [markdown]
 # ## 11 · Fairness
@@ -1124,7 +1124,8 @@ sweep(ends, {"TTFT": both}, axis, "ms", at_most=promised, steps=True) if chosen 
 # is free. Patience 0 is first come, first served, and a very large one shortest first. Another crowd needs another
 # patience. Set `patience` in your class to a value that keeps both promises, and run its cells again: the line "fair" should
 # say "kept" twice.
-#
+
+# %% [markdown]
 # vLLM 0.32 has two orders: first come, first served, and `priority`, where each request brings a number and the smallest
 # goes first.
 

@@ -92,7 +92,8 @@ race
 
 # %% [markdown]
 # # First sitting: pages
-#
+
+# %% [markdown]
 # ## 1 · What rows waste
 #
 # **Objective:** measure how much of the memory of rows ever holds a token.
@@ -187,8 +188,10 @@ run = server.serve(PROMPTS, params, memory_bytes=200_000)
 print("the pool has", run.trace.settings["num_blocks"], "blocks")
 
 # %% [markdown]
-# When vLLM starts, it prints two numbers about its pool. The first is the size of the pool in tokens. The second is this
-# size divided by the greatest allowed length: how many requests of that length fit at the same time.
+# When vLLM starts, it prints two numbers about its pool: its size in tokens, and how many requests of the greatest allowed
+# length fit at the same time. The second number is the blocks of the pool, divided by the blocks of one such request. Where
+# the length is a multiple of the block size, as here, it is also the first number divided by the length. (Appendix A3 has
+# the other case.)
 
 # %%
 predictions.ask(
@@ -410,8 +413,8 @@ for name, trace in (("rows", few), ("yours", run.trace)):
 # %% [markdown]
 # On pages there are a third of the steps, and the last answer comes after 342 ms, not 582 ms. But the first four users wait
 # longer than on rows: 342 ms, not 193 ms. On the virtual clock a step pays for each of its tokens, and a step on pages runs twelve
-# tokens, not four. On a GPU a decode step mostly reads weights (notebook 02). A step for twelve users takes hardly longer
-# there than one for four.
+# tokens, not four. On a GPU a decode step mostly reads weights (notebook 02). With contexts as short as these, a step
+# for twelve users takes hardly longer there than one for four.
 
 # %% [markdown]
 # ## 6 · Attention that reads the pages in place
@@ -545,10 +548,13 @@ from tutorial_engine.lab import decode_table, decode_times
 times = decode_times(model, ways, num_tokens=960, steps=11)  # measured here
 for name, by_size in times.items():
     print(f"{name:15} {by_size[16]:6.1f} ms for a decode step, with blocks of 16")
+whole = decode_times(model, {"a view": None}, [1024], num_tokens=960, steps=11)["a view"][1024]
+print(f"{'a view':15} {whole:6.1f} ms, all in one block of 1,024: nothing to copy")
 
 # %% [markdown]
-# On a CPU the loop is the slowest. Each turn starts several PyTorch operations for one small block, and that costs more
-# than the copy that was saved. Gathering starts the fewest operations. So our engine gathers unless it is told otherwise.
+# In PyTorch on a CPU the loop is the slowest. The copy costs little: compare *gather* with *a view*. The loop saves it, but
+# each turn starts several PyTorch operations for one small block, in each layer. So our engine gathers unless it is told
+# otherwise. (This measures PyTorch, not the method: vLLM and llama.cpp have kernels for CPUs, too, and these read in place.)
 #
 # <details><summary>And on a GPU?</summary>
 #
@@ -561,8 +567,7 @@ for name, by_size in times.items():
 # %% [markdown]
 # On a GPU this is what kernels are for. One kernel runs the whole loop on the chip: it reads the block table
 # itself, loads a block, keeps m, l and acc in *registers* (the chip's fastest memory), and writes nothing but the
-# output. *FlashAttention* is this loop as a kernel, and vLLM calls it on its pages. It loads a block of keys once,
-# and uses it for several queries. Cutting one long context into parts and merging their sums is called *split-KV* or
+# output. *FlashAttention* is this loop as a kernel, and vLLM calls it on its pages. Cutting one long context into parts and merging their sums is called *split-KV* or
 # *Flash-Decoding*.
 #
 # <details><summary>The same loop as a kernel, in the manner of Triton, which turns Python into kernels (text only: it does not run here)</summary>
@@ -586,8 +591,9 @@ for name, by_size in times.items():
 #     store_vector(OUT, seq, head, acc / l)
 # ```
 #
-# `load_vector`, `load_block`, `weighted_sum` and `store_vector` stand for address arithmetic. Each request has a row of
-# `MAX_BLOCKS` entries in `TABLES`. `GROUP` is how many query heads share a K/V head.
+# `load_vector`, `load_block` and `store_vector` stand for address arithmetic, and `weighted_sum(w, v)` for Σ w · v over the
+# block. Each request has a row of `MAX_BLOCKS` entries in `TABLES`. `GROUP` is how many query heads share a K/V head. They
+# load the same keys again here; real kernels load them once.
 #
 # </details>
 
@@ -782,9 +788,13 @@ dial(points) if chosen else None
 # - **Rows** have room for four requests only.
 
 # %% [markdown]
-# Small blocks have a price, which the virtual clock does not count: more *table entries*, and more K and V that our
-# engine must *gather*. With blocks of 1, nearly every context must be gathered. With blocks of 16 and 32 most contexts
-# lie in one block or in neighbouring ones, where a view is enough.
+# (That cells find nothing is our engine's choice. llama.cpp's server keeps the cells of a request that has ended, and uses
+# their beginning again.)
+
+# %% [markdown]
+# Small blocks have a price, which the virtual clock does not count: more *table entries*. And our engine must *gather* K
+# and V. From blocks of 1 to 8 the gathered bytes hardly change. With blocks of 16 and 32 they fall, because most contexts lie
+# in one block or in neighbouring ones, where a view is enough.
 
 # %% [markdown]
 # **Why 16?** On a GPU vLLM's default is 16 tokens in a block for ordinary models. (Some attention kernels need 32, 64
@@ -807,13 +817,13 @@ print(trade_table(block_size_trade()))  # bookkeeping and gathering are measured
 print(decode_table(times))  # measured in section 6
 
 # %% [markdown]
-# Reading in place does depend on it. In the loop each block is one turn. With blocks of 1 it takes more than ten times
-# as long as with blocks of 16, and larger blocks are still faster. With many blocks in one call, the time falls until
-# 64, and then stays the same. Gathering hardly depends on the size.
+# Reading in place does depend on it. In the loop each block is one turn. With blocks of 1 it takes many times
+# as long as with blocks of 16, and larger blocks are still faster. With many blocks in one call, the time falls with the
+# size, and little after 64. Gathering hardly depends on the size.
 #
-# So 16 is a compromise. Larger blocks mean fewer turns and less bookkeeping. Smaller blocks waste less,
+# So on this engine 16 is a compromise. Larger blocks mean fewer turns and less bookkeeping. Smaller blocks waste less,
 # and find more of a common beginning. In a kernel a turn starts no PyTorch operations, so small blocks cost less
-# there. SGLang's default is 1 where the attention kernel allows it.
+# there. (We did not measure a GPU.) SGLang's default is 1 where the attention kernel allows it.
 
 # %% [markdown]
 # **Try it.** Now all twelve users begin with the same 10 tokens. At which block size are most tokens found and fewest
@@ -846,8 +856,8 @@ dials
 
 # %% [markdown]
 # Now `server` serves the same requests, with as many bytes as the blocks have that vLLM may give out. Your `num_blocks` turns the bytes into
-# blocks. Your `allocate` is asked for each new token, and must give the slot of the engine's block manager. If vLLM's block 9 is our block 0 once, it must be so in
-# every step. If your `slots` is wrong, the steps are the same and the answers are not. So the tokens are compared as
+# blocks. Your `allocate` is asked for each new token, and must give the slot of the engine's block manager. The two engines number blocks differently. The check asks only that the same two numbers belong
+# together in every step. If your `slots` is wrong, the steps are the same and the answers are not. So the tokens are compared as
 # well. (`block_attention` is not called here: it decides nothing.)
 #
 # (vLLM never gives its block 0 to a request. So its block n is shown as n − 1.)
@@ -869,7 +879,8 @@ print(others_beside_vllm(model, tokenizer, lesson=4))
 
 # %% [markdown]
 # Without V, the pool gets twice as many blocks. All answers are right, but in no step are as many blocks free as in
-# vLLM, so no step counts.
+# vLLM, so no step counts. Slots without the offset plan every step as vLLM does, because no plan depends on them. But
+# attention reads wrong places, and no answer is right.
 
 # %% [markdown]
 # <details><summary>Not in this lesson</summary>
@@ -1003,7 +1014,7 @@ for text, discard in ((twenty, 6), *((begin + " Ben took the", 10) for begin in 
 
 # %% [markdown]
 # The texts differ from a fresh run. It looks as if "kite" and "yellow" were remembered. But with a green hat forgotten,
-# the text also says "yellow kite", and with a blue ball "red kite". These words are chance. Still, what was forgotten has influence: the tokens that
+# the text also says "yellow kite", and with a blue ball "red kite". So these words are no proof of memory. Still, what was forgotten has influence: the tokens that
 # stayed depend on it.
 
 # %%
@@ -1037,7 +1048,8 @@ layouts_picture(layouts(few_numbers), layer=1, token=1, num_tokens=5)  # the las
 # | by layer, scattered cells | 2000 |
 #
 # With heads first there are twice as many pieces here. So by layer neighbours make long pieces, and by token they never
-# do. This is one reason why vLLM, SGLang and llama.cpp keep the data by layer by default.
+# do. (We counted pieces, and did not time them. In a large model K of one token and layer is a long piece already, so there
+# it matters less.) vLLM, SGLang and llama.cpp keep the data by layer by default.
 
 # %% [markdown]
 # Our pages and cells are as in the second row of the picture, our rows as in the third.

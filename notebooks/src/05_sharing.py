@@ -76,7 +76,8 @@ print(story)
 
 # %% [markdown]
 # # First sitting: sharing
-#
+
+# %% [markdown]
 # ## 1 · Sharing a beginning
 #
 # **Objective:** compute a beginning once for all requests that have it.
@@ -85,8 +86,8 @@ print(story)
 # beginnings. A **hash** is a number of fixed size, computed from data: the same data always give
 # the same one, and different texts almost never do. Each full block gets a hash, made of its tokens *and
 # of the hash of the block before it*. So it stands for all tokens from the start. A new request looks up
-# its hashes. One that is there is a **hit**: the request takes the block and does not run its tokens. One that is not
-# there is a **miss**, and ends the search.
+# its hashes. One that is there is a **hit**: the request takes the block and does not run its tokens. Another one is a
+# **miss**, and ends the search.
 
 # %% jupyter={"source_hidden": true}
 from tutorial_engine.trace import Admitted
@@ -130,7 +131,8 @@ block_view(sharing_two.trace.trace(), step=1, labels=labels) if chosen else None
 #
 # The blocks of an answer are cached like those of a prompt: A's block 5 holds its first new token, and has a hash. So
 # when a user of a chat asks again, the prompt begins with the whole conversation so far, and its full blocks are found.
-#
+
+# %% [markdown]
 # At least one token must run, because without a forward there are no logits to choose the next token from. So if all
 # three blocks of a prompt of 12 tokens are cached, only two of them are hits.
 
@@ -340,7 +342,8 @@ leak_picture(story) if chosen else None
 # user 2 had taken both, and *nobody forgot their old hashes*. (For this demonstration we took out the line that forgets a
 # hash. The package has it, and in exercise 3 you write it.) So the model read K and V of " yellow",
 # " coat" and others as those of user 1's first words. (These tokens are of the answer to user 2, which repeats his coat.)
-#
+
+# %% [markdown]
 # The three keys in block 0 are still rotated for the positions 32 to 34 (RoPE, notebook 01), and not for 0 to 2; those in
 # block 1 for 28 to 31, and not for 4 to 7. So the positions are wrong, too. But K and V of a wrong word are numbers like any
 # others: the engine cannot see it, and raises no error.
@@ -503,12 +506,11 @@ check_causes(causes() or {}, runs)
 # In run 3, A and C come in the same step. This alone is no cause in our engine: with larger chunks, C finds what A computes
 # in this very step. Other engines differ. In a service with several copies of the engine (*replicas*), ask first
 # whether the second request went to the same replica: each has a prefix cache of its own.
-
-# %% [markdown]
+#
 # <details><summary>A case of <code>SHORT</code> that surprises users of vLLM</summary>
 #
 # *Hybrid models* have state-space layers beside those with attention. Such a layer keeps one state of fixed size, in place
-# of K and V. From the state after 1,000 tokens nobody gets the state after 500, so a hit is possible only where a state was
+# of K and V. From the state after a whole text nobody gets the state after its half, so a hit is possible only where a state was
 # saved: by default at the ends of blocks. vLLM gives a block of K and V at least as many bytes as this state, which is some
 # hundred to several thousand tokens. A shorter common beginning finds nothing (vLLM issues
 # [40696](https://github.com/vllm-project/vllm/issues/40696),

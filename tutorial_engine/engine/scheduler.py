@@ -236,11 +236,7 @@ class Scheduler:
         """ValueError for what no policy may choose: it is no request that waits."""
         if request not in self.waiting:
             given = getattr(request, "request_id", request)
-            hint = (
-                " (is a `return` missing?)"
-                if given is None
-                else f" (type {type(request).__name__})"
-            )
+            hint = " (is a `return` missing?)" if given is None else f" ({type(request).__name__})"
             raise ValueError(
                 f"{type(self).__name__}.next_waiting gave {given!r}{hint}: it must return one of "
                 "the requests in self.waiting, and leave it there (admit takes it out)"

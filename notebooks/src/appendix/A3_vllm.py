@@ -83,8 +83,8 @@ if importlib.util.find_spec("vllm"):
 #
 # In the next run three users sent their requests to vLLM at the same time. Each asks for 24 new tokens. The memory was
 # small: 5 blocks of 32 tokens. A step runs at most three requests, and at most 64 tokens. So in step 0 only 20 tokens are left for `r2`,
-# whose prompt has 24. A request takes its second block in the step that runs its 33rd token. (vLLM keeps its block 0 for
-# itself, see section 7. The first block that a request can get is its block 1. The trace calls this one 0, as this engine does.)
+# whose prompt has 24. A request takes its second block in the step that runs its 33rd token. (vLLM never gives its
+# block 0 to a request, see section 7. The trace calls its block 1 block 0, as this engine does.)
 
 # %%
 from tutorial_engine.trace import history
