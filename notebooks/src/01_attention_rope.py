@@ -1034,7 +1034,7 @@ ablation_picture(title, [bars[0], *rows, bars[1]]) if answered else None
 # %% [markdown]
 # (L3 H3 is layer 3, head 3.) Without these heads the probability is nearly that of the story without Rado: `a` is a common
 # piece, so it keeps 24 %. Without the
-# other three, the *control*, it hardly changes. So the three together are needed. (Silence one alone, and 83 % or more is left.) Do they also carry the name? If they do,
+# other three, the *control*, it hardly changes. So the three together are needed. (Silence one alone, and most of it is left.) Do they also carry the name? If they do,
 # their output from *another* story must bring another name. This is *activation patching*, the first picture of the
 # lesson. Here is the code, then four names, and heads 0, 1 and 2 as the control.
 

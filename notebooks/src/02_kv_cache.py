@@ -9,7 +9,7 @@
 # | first, sections 1 to 11 | the cache, and what it costs | 3½ to 4 hours |
 # | second, sections 12 to 16 | from logits to text, and why two right engines differ | 1½ to 2 hours |
 #
-# A beginner needs 5 to 6 hours. You should have done notebook 01, or know what queries, keys,
+# A beginner needs up to 7 hours. You should have done notebook 01, or know what queries, keys,
 # values, heads, the causal mask, RoPE and logits are.
 
 # %%
@@ -492,10 +492,12 @@ matters_picture(falls, labels, labels[1])
 alone = {layer: (k, torch.zeros_like(v)) for layer, (k, v) in memory.items()}
 alone[3][1][1] = memory[3][1][1]  # V of slot 1, layer 3
 print(f"V of all other slots and layers set to zero: P(am) = {p_am(alone):.2f}")
+alone[3][1][1, 0] = 0  # without K/V head 0 of it
+print(f"only K/V head 1 of this V is left: P(am) = {p_am(alone):.2f}")
 
 # %% [markdown]
-# Of the 72 V (18 slots, 4 layers) the next step needs this one: 64 numbers. Its key is needed, too: with a key of zeros
-# the weight of slot 1 was 0.00.
+# Of the 72 V (18 slots, 4 layers) the next step needs this one, and of its two heads only one: 32 numbers. Its key is
+# needed, too: with a key of zeros the weight of slot 1 was 0.00.
 #
 # **Move it in time.** RoPE has turned each key by its position. We turn all keys by 100 more positions.
 # Then the text should go on at position 118 as it did at position 18.
@@ -627,9 +629,7 @@ for n, copied in zip(lengths, by_cat, strict=True):
     print(f"a text of {n:3} tokens: {copied // 2**10:6,} KiB copied, {read // 2**10:6,} KiB read")
 
 # %% [markdown]
-# Both grow with the *square* of the length. The tensor also has another size and address in every step, which
-# *CUDA graphs* (recorded GPU steps) do not
-# allow. `DynamicCache`, the default of `transformers`, does exactly this. A *static* cache, which you build
+# Both grow with the *square* of the length. `DynamicCache`, the default of `transformers`, does exactly this. A *static* cache, which you build
 # next, writes into memory that was allocated once.
 
 # %% tags=["figure-strips"]
@@ -700,9 +700,6 @@ for n, copied in zip(lengths, by_cat, strict=True):
     )
 
 # %% [markdown]
-# Your memory stays at one address, but the view still grows. A static cache for CUDA graphs (`StaticCache` of
-# `transformers` 5.23) gives back all `max_len` slots, and a mask hides those that are not written.
-#
 # For several sequences the package separates two things. The **KV storage** has the slots: one K and one V tensor
 # per layer. The **map** says which slot holds position p of a sequence, in all layers. In the package's static cache
 # each sequence owns a *row* of `max_len` slots, so slot = row · max_len + p. Run the cell, and step through it.
@@ -715,8 +712,6 @@ explorer.set(step=3)
 explorer
 
 # %% [markdown]
-# A cell of the picture is a slot: K and V of one token, in all layers.
-#
 # ### Exercise 5: which slots? (5 minutes)
 #
 # Row r already holds `cached[r]` tokens. Give the slots of its `new[r]` new tokens, for row 0, then row 1, and
@@ -773,8 +768,6 @@ print("any NaN in the logits:", bool(logits.isnan().any()))
 print("slots still NaN in layer 0, row 2:", int(keys[0, 2, 0, :, 0].isnan().sum()), "of 16")
 
 # %% [markdown]
-# These slots are reserved and not used.
-#
 # *A good place for a pause.*
 #
 # ## 7 · One position late
@@ -859,7 +852,7 @@ positions_picture(range(first, end + 16), wrong, *labels) if chosen else None
 # You need not know the code around them:
 #
 # 1. A decoded token gets a position too high.
-# 2. K and V go into the slot before theirs, over those of the last token.
+# 2. K and V go into the slot before theirs, over K and V of the token before.
 # 3. Attention reads one slot too many, which nobody wrote.
 # 4. A chunk gets the *upper* rows of the mask's triangle, as with PyTorch's `is_causal=True`. So 3 queries after 4 cached
 #    keys see 1, 2 and 3 keys in place of 5, 6 and 7.
@@ -991,7 +984,7 @@ bytes_picture([row(name, *sizes) for name, sizes in models.items()])
 
 # %% [markdown]
 # **Fewer bytes a number.** *Quantisation* stores whole numbers of few bits. Each vector is divided by its *scale*, so
-# that its largest number becomes the largest whole number (127 for int8, 7 for int4, 1 for int2). Then all are rounded.
+# that its largest number, whatever its sign, becomes the largest whole number (127 for int8, 7 for int4, 1 for int2). Then all are rounded.
 # The scale is stored, too, in 2 bytes. A second way stores the smallest and the largest number of each vector,
 # with equal steps between them.
 
@@ -1049,13 +1042,15 @@ for name, (size, store) in stores.items():
 
 # %% [markdown]
 # int8 takes little more than a quarter of fp32's bytes, and its logits are hardly off. With int4 they are off by more
-# than 1, and these texts still stay. With int2 nearly all change: our simple rounding uses only −1, 0 and 1 there, three
+# than 1, and these texts still stay, because they repeat what was said: at most steps the best logit leads by far. Where a
+# story may choose, much less is enough (section 15). So equal texts prove little here: compare the logits. With int2 nearly all change: our simple rounding uses only −1, 0 and 1 there, three
 # of the four numbers that 2 bits can hold. With both ends stored, all four are used, and most texts stay.
 # [KIVI](https://arxiv.org/abs/2402.02750) stores 2 bits so, with K grouped by channel.
-#
+
+# %% [markdown]
 # The sure gain is room: in [one measurement](https://github.com/vllm-project/vllm/issues/42058) with fp8 (vLLM 0.26, an
-# A100) twice as many tokens fit. Decode was up to about 5 % faster, and prefill about as much slower. On many GPUs the numbers
-# must be turned back first.
+# A100) twice as many tokens fit. Decode was up to about 5 % faster (that run had no CUDA graphs, so it probably waited for the
+# CPU; another user there saw more), and prefill was slower: the numbers must be turned back first.
 
 # %% [markdown]
 # ## 10 · What it saves in time
@@ -1098,12 +1093,11 @@ answer = sum(seconds[8][0] > part * seconds[8][1] for part in (0.2, 0.4))
 latency_picture(measured, virtual) if predictions.reveal("short", answer) else None
 
 # %% [markdown]
-# The left clock counts one unit for each token that runs. The right clock is this machine. Over few tokens most of the
-# time goes into *starting* operations. So the gain is small until the arithmetic takes longer than that.
+# Over few tokens most of the time goes into *starting* operations. So the gain is small until the arithmetic takes longer than that.
 #
 # **TTFT**, the time to the first token, is the time of the prefill, for a request that does not wait. **TPOT**, the time
-# per output token, is the time of one decode step. The cache does not shorten TTFT: the prompt has to run once in both
-# cases. It shortens TPOT, because without it every later token costs a forward over the whole text.
+# per output token, is the time of one decode step. This cache does not shorten TTFT: the prompt has to run once in both
+# cases. (One that requests share does: notebook 05.) It shortens TPOT, because without it every later token costs a forward over the whole text.
 
 # %% [markdown]
 # ## 11 · What bounds a forward: the roofline
@@ -1196,7 +1190,7 @@ roofline_picture(bandwidth, peak, points) if answered else None
 
 # %% [markdown]
 # Eight sequences need 8 times the FLOPs, and took far less than 8 times as long. So one sequence did not spend its time
-# on FLOPs: it waited for the weights, and eight read them once, too. Decode of one sequence is *memory-bound*. A long
+# on FLOPs. Most of it went into reading the weights, and eight read them once, too. Decode of one sequence is *memory-bound*. A long
 # prefill is *compute-bound*: many tokens share each weight that is read.
 #
 # So servers decode many sequences at once. Eight new tokens of one sequence are as cheap, and *speculative decoding*
@@ -1344,7 +1338,8 @@ bad = [Sampler(warm).sample(logits).token_id for _ in range(12)]  # seeded for e
 draws_picture(token_labels(tokenizer, good), token_labels(tokenizer, bad))
 
 # %% [markdown]
-# Because the generator belongs to the request, its draws do not depend on who shares the batch:
+# Because the generator belongs to the request, its random numbers do not depend on who shares the batch. (The logits may, in their
+# last bits: section 14.)
 
 # %%
 others = SamplingParams(max_tokens=24, temperature=1.0, seed=4)
@@ -1500,8 +1495,8 @@ if predictions.reveal("rows", (different > 1) + (different > 16)):
     print("all are equal up to rounding:", close)
 
 # %% [markdown]
-# Such a difference changes a greedy token only when the two best logits are closer together than both
-# roundings together. Their distance is called the *margin*. A format can store only certain numbers, and the distance of two
+# Such a difference changes a greedy token only when the two best logits are closer than the sum of
+# their two rounding errors. Their distance is called the *margin*. A format can store only certain numbers, and the distance of two
 # neighbours is a *gap*. In bf16 the gaps are far wider than in fp32. How often do the two best logits fall on one
 # number of bf16?
 
@@ -1520,13 +1515,17 @@ for name in ("float32", "bfloat16"):
 margins_picture(leads)
 
 # %% [markdown]
-# In fp32 no margin of these stories is below a gap. But many servers compute in bf16. There one rounding, of the
-# logits alone, makes 73 ties, and roundings add up on the way through the layers. After one changed token the two texts
-# go their own ways.
+# In fp32 no margin of these stories is below a gap. (Roundings add up on the way through the layers, so two right paths
+# differ by more than one gap: section 15.) But many servers compute in bf16. There one rounding, of the
+# logits alone, makes 73 ties. After one changed token the two texts go their own ways.
 #
+# We have shown both causes, other bits in another batch and near ties, but no text that changed: with this small model on a
+# CPU that is rare. He et al. show it on a GPU.
+
+# %% [markdown]
 # So "temperature 0" promises the likeliest token of *these* logits, and not the same text in every batch. An engine
-# can promise more when the order of summation does not depend on the batch. In vLLM `VLLM_BATCH_INVARIANT=1` asks
-# for this ([beta, on some GPUs](https://docs.vllm.ai/en/stable/features/batch_invariance/)).
+# can promise more when the order of summation does not depend on the batch. vLLM has
+# [an option for this](https://docs.vllm.ai/en/stable/features/batch_invariance/) (beta, on some GPUs).
 
 # %% [markdown]
 # ## 15 · The equality ledger
@@ -1565,7 +1564,7 @@ rows = ledger(paths, prompts, num_tokens=12)
 print(table(rows))
 
 # %% [markdown]
-# Equal tokens are certain where the margin is more than twice the tolerance, and here all margins are.
+# Equal tokens are certain where the margin is more than twice the tolerance. In these 36 steps it is.
 #
 # **bf16 is another matter.** It keeps 8 significant bits of each number, fp32 keeps 24. We
 # feed the same model in bf16 with the tokens that fp32 chose.
@@ -1607,9 +1606,6 @@ your_ids = mine.generate(PROMPTS[0], whole).output_token_ids
 options = {"max_new_tokens": 400, "do_sample": False, "pad_token_id": 0}
 expected = theirs.generate(torch.tensor(prompts[:1]), **options)[0, 10:].tolist()
 print("token for token what transformers writes:", list(your_ids) == expected)
-
-# %% [markdown]
-# The last story comes token by token, as a chat shows it.
 
 # %%
 last = SamplingParams(max_tokens=400, temperature=1.0, top_p=0.9, seed=3)

@@ -32,7 +32,7 @@ names = ["A", "B", "C"]
 print({name: len(ids) for name, ids in zip(names, prompts, strict=True)}, "prompt tokens")
 
 # %% [markdown]
-# Sharing one engine can go wrong. This one has a small mistake, in its prefix cache. Read its last answer:
+# Sharing one engine can go wrong. This one has a small mistake, where requests share what others have computed. Read its last answer:
 
 # %% jupyter={"source_hidden": true}
 from tutorial_engine.learn import leak
@@ -86,7 +86,7 @@ if predictions.reveal("forwards", engine.runner.num_forwards):
 # - **Continuous batching**: the next request that waits, in the very next forward. The batch never has to end.
 #
 # Below are the first 48 forwards of 24 requests. At most four may run at once: the engine has four *places*.
-# Each line of the picture is one place. The one that was freed last is taken first. A crossed box is a place that is
+# Each line of the picture is one place. A newcomer takes the place that became free last. A crossed box is a place that is
 # empty although somebody waits.
 
 # %% tags=["figure-first-places"] jupyter={"source_hidden": true}
@@ -110,7 +110,8 @@ for name, policy in (("static batching", StaticBatching), ("continuous batching"
 places(two, "24 requests, four places: who has each place in each step")
 
 # %% [markdown]
-# **About half of the places are empty, against none.** In these 48 steps static batching finishes 8 requests,
+# **About half of the places are empty, against none.** The lengths are chosen: 4 to 24 tokens. The more they differ, the more
+# is wasted. In these 48 steps static batching finishes 8 requests,
 # and continuous batching 16. A forward reads all weights of the model, whoever is in it. So on a large GPU an empty
 # place costs nearly as much as a full one. (A fuller forward lasts a little longer. Section 6 counts time.)
 #
@@ -270,14 +271,14 @@ explorer.set(step=1)
 explorer
 
 # %% [markdown]
-# **Try it.** Set the *budget* to 16. *policy* has four ways to batch; section 7 explains them. How many steps does
+# **Try it.** Set the *budget* to 16. *policy* has four ways to batch (section 7). How many steps does
 # each take? (Steps are numbered from 0.)
 #
 # <details><summary>Answer</summary>One by one 26 (0 to 25), static batching 18, prefill first 17, one rule 14.</details>
 #
 # The fifth, **mine**, runs the rule that you wrote last, right or wrong. Break exercise 2: let each request run all that
-# it has left. Run that cell and its check, and the explorer's cell again. Choose *mine*: what happens in step 0? In your
-# code, put the limit by the budget back. Now let those who wait go before those who run. Who stalls? In the end put your rule right.
+# it has left. Run that cell and its check, and the explorer's cell again. Choose *mine*: what happens in step 0? Put the limit
+# back into your code. Now let those who wait go before those who run. Which running request gets no token? In the end put your rule right.
 #
 # <details><summary>Answer</summary>Without the budget, step 0 runs 17 tokens where 8 are allowed (10, if your
 # loop stops when no budget is left). With those who wait in front, C stalls in step 8, and D in step 10.</details>
@@ -452,8 +453,8 @@ ready = server.use(plan_step, check_plan)
 print(others_beside_vllm(model, tokenizer, lesson=3))
 
 # %% [markdown]
-# In most steps there is no choice, so even a wrong rule has many of them right. And a plan decides *when* a token comes,
-# not *which* one: so with every rule all requests have vLLM's tokens. In step 1 of the last run, r0 still has 10 tokens
+# In most steps there is no choice, so even a wrong rule has many of them right. And in fp32, with the likeliest token, a plan decides *when*
+# a token comes, not *which* one: so with every rule all requests have vLLM's tokens. In step 1 of the last run, r0 still has 10 tokens
 # of its prompt to run. If those who wait go first, r1, which came later, takes the whole budget. And your rule?
 
 # %%
@@ -463,7 +464,7 @@ server.beside_vllm()
 print(f"The file of the scheduler: 3,436 lines in vLLM 0.32.0, {num_lines(Scheduler)} here.")
 
 # %% [markdown]
-# These are vLLM's decisions, from your few lines. Its scheduler is longer because a server needs much more: pictures,
+# If the line above names your `plan_step`, these are vLLM's decisions from your few lines. Its scheduler is longer because a server needs much more: pictures,
 # several machines, priorities.
 #
 # ---
@@ -598,17 +599,20 @@ for name, outs in results.items():
 #
 # **Prefill first is alive.** SGLang 0.5.19 reads new prompts before it decodes, if no option says otherwise. In July
 # 2026 a user [reported](https://github.com/sgl-project/sglang/issues/32549) what this does when long prompts come all the
-# time: those who decoded got a step about once in 24 seconds. (Each of its decodes guessed several
-# tokens, and such decodes cannot run along with a chunk.)
+# time: those who decoded got a step about once in 24 seconds. SGLang cuts prompts into chunks, too, but nobody decodes
+# between its chunks.
+#
+# <details><summary>Could they not run along with a chunk?</summary>This was with <i>speculative decoding</i>: something
+# small guesses several tokens, and the model checks them in one forward. In SGLang such decodes cannot run along with a
+# chunk.</details>
+# <details><summary>What our clock leaves out</summary>On a GPU a step is cheaper if it was recorded before and is only
+# replayed (a <i>CUDA graph</i>, appendix A2). Where every request runs one token, steps look alike, and one recording serves
+# many of them. A step with a chunk of a prompt looks different each time. vLLM 0.32 records pure decode steps whole, and steps
+# with prompts only in pieces, with attention between them. So a prompt in a step can make it slower than its tokens
+# say.</details>
 
 # %%
 print(box("step_order"))
-
-# %% [markdown]
-# **What our clock leaves out.** On a GPU a step is cheaper if it was recorded before and is only replayed (a *CUDA graph*,
-# appendix A2). Where every request runs one token, steps look alike, and one recording serves many of them. A step with a
-# chunk of a prompt looks different each time. vLLM 0.32 records pure decode steps whole, and steps with prompts only in
-# pieces, with attention between them. So a prompt in a step can make it slower than its tokens say.
 
 # %% [markdown]
 # ## 8 · Throughput against latency
@@ -666,7 +670,8 @@ throughput_latency(curves, "TPOT", "requests at once (max_num_seqs)") if answere
 # Each point is an engine with another `max_num_seqs`. Why 2 to 3 times? At 1 ms a token, a step with one request lasts
 # 10 + 1 ms, and one with 16 lasts 10 + 16 ms. (A little more here: the rest of the prompts is read between the first two
 # tokens.) The first doublings are cheap: two at once give nearly twice the tokens. A server is tuned by choosing a point on
-# such a curve. On the line of the large GPU the TPOT hardly grows.
+# such a curve. On the line of the large GPU the TPOT hardly grows. (0.05 ms a token and 10 ms a forward are, by rough
+# calculation, a model of 16 billion weights in bf16 on an H100. Nothing was measured there.)
 
 # %%
 predictions.ask(
@@ -833,7 +838,7 @@ sweep(BUDGETS, lines, "token budget of a step", "ms") if chosen else None
 # |---|---|---|
 # | longest gap of A | long: it lasts as long as the prompt of L | short: at most 10 ms + budget · 1 ms |
 # | first token of L | soon | later |
-# | tokens per second | 372 | 372 with 16, but fewer with 8 or 4 |
+# | tokens run per second, prompts too | 372 | 372 with 16, but fewer with 8 or 4 |
 #
 # So the budget is a dial between the users who decode and the user who comes. A smaller one gains no throughput. From 16 on it
 # costs none here, because A needs these 24 steps anyway. With 8 or 4 the prompt of L needs more steps: 28 and 43.
@@ -853,7 +858,7 @@ for b in (16, 512, 2048, 8192):  # one token of each step is A's
 
 # %% [markdown]
 # With 16, each step reads all weights for almost no work. vLLM 0.32 chooses the budget (`max_num_batched_tokens`) by the
-# GPU: its server takes 8,192 on an H100, and 2,048 on smaller GPUs. (Attention is left out here: a real prompt of 8,000
+# GPU: its server takes 8,192 on an H100, and 2,048 on smaller GPUs and on the A100. (Attention is left out here: a real prompt of 8,000
 # tokens takes longer, and each chunk reads the K and V of all earlier chunks again.)
 #
 # <details><summary>The exact rule</summary>The server takes 8,192 on GPUs with 70 GiB or more, such as H100 and H200 (but not
@@ -882,7 +887,7 @@ print(
 # %%
 predictions.ask(
     "load",
-    "At 16 requests per second the p95 of TTFT is about 40 ms. What is it at 64?",
+    "At 16 requests per second the p95 of TTFT is about 40 ms. What is it at 64, for these 48 users?",
     ["about 40 ms: they run together", "about 160 ms: four times the users", "more than 400 ms"],
 )
 
@@ -893,10 +898,10 @@ RATES = [8, 16, 24, 32, 64]
 wanted = [lengths[i % 8] for i in range(48)]
 
 
-def under_load(rate, policy=Scheduler, users=48):
+def under_load(rate, policy=Scheduler, users=48, seed=1):
     """Tokens per second, and p95 of TTFT in ms, of users who come at random times."""
     engine = make_engine(policy, max_num_seqs=8, max_num_batched_tokens=64)
-    come = zip(poisson_times(rate, users, seed=1), prompts * users, wanted * 2, strict=False)
+    come = zip(poisson_times(rate, users, seed=seed), prompts * users, wanted * 2, strict=False)
     outs = serve(engine, [Arrival(t, prompt, wants(n)) for t, prompt, n in come])
     speed = sum(len(out.outputs[0].token_ids) for out in outs) / engine.clock.now()
     return speed, percentile([1000 * out.metrics.ttft for out in outs], 95)
@@ -915,6 +920,8 @@ if chosen := predictions.reveal("load", sum(p95 > limit for limit in (100, 400))
         told = [f"{rate}/s {late:.0f}" for rate, (_, late) in by_rate.items()]
         print(f"{name:16} p95 of TTFT in ms: {', '.join(told)}")
     print(f"one rule, 64/s, twice as many users: {longer:.0f}")
+    draws = [f"{under_load(24, seed=seed)[1]:.0f}" for seed in (1, 2, 3, 4)]
+    print("one rule, 24/s, four draws of the times:", *draws)
 curves = {
     name: [(rate, *point) for rate, point in by_rate.items()] for name, by_rate in load.items()
 }
@@ -923,8 +930,12 @@ throughput_latency(curves, "TTFT p95", "requests per second", full) if chosen el
 
 # %% [markdown]
 # As long as there is room, throughput follows the users, and the latency hardly changes. Near the number of users that you
-# counted, the engine is full. (The curve turns a little earlier, because users sometimes come all at once.) From then on the
-# queue grows while users keep coming: with twice as many users the p95 at 64 is nearly doubled. More places would help
+# counted, chance decides: at 24 a second the four draws differ by three times. Above it there is no fixed p95: it grows
+# while users keep coming, and with twice as many users it is nearly doubled. (332 and not 366 tokens per second at 64: at the
+# beginning and at the end of so short a run, places are empty.)
+
+# %% [markdown]
+# More places would help
 # a little, but the 17.4 tokens of a user cost 17.4 ms in any batch, so this engine serves 57 users at most a
 # second. At 64, users must wait or be refused, or the owner adds machines. A policy only decides who waits. Under
 # static batching they wait long even if few come.
@@ -1119,15 +1130,11 @@ axis = "patience in ms"
 sweep(ends, {"TTFT": both}, axis, "ms", at_most=promised, steps=True) if chosen else None
 
 # %% [markdown]
-# Your policy does not count short ones: it has a time, `patience`. So we translate. A short one takes 68 ms. So five of them go before L if its patience is above
+# Your policy does not count short ones: it has a time, `patience`. A short one takes 68 ms. So five of them go before L if its patience is above
 # 272 and up to 340 ms, and six up to 408 ms. Where the picture is flat nothing changes: L is asked only when a place
 # is free. Patience 0 is first come, first served, and a very large one shortest first. Another crowd needs another
 # patience. Set `patience` in your class to a value that keeps both promises, and run its cells again: the line "fair" should
-# say "kept" twice.
-
-# %% [markdown]
-# vLLM 0.32 has two orders: first come, first served, and `priority`, where each request brings a number and the smallest
-# goes first.
+# say "kept" twice. (vLLM 0.32 has two orders: first come, first served, and `priority`: the smallest number goes first.)
 
 # %% [markdown]
 # ## 12 · Which test finds which bug?

@@ -397,7 +397,7 @@ if predictions.reveal("users", 1 + (gain > 1e-9) - (gain < -1e-9)):
 # %% [markdown]
 # Such rows serve all twelve at once. But then nobody may have a longer text. An engine does not know how long an answer
 # will be, so a row must have room for the longest one. Pages need not know it: a user with 19 tokens holds 5 blocks, and takes
-# the sixth only if it goes on. If every user needed 64 slots, pages would gain nothing.
+# the sixth only if it goes on. If every user filled all 64 slots, the gain would be small.
 #
 # Now your functions run the race. `num_blocks` turns the memory into blocks, `allocate` gives them out, and `slots` says
 # where K and V are read.
@@ -644,7 +644,11 @@ predictions.ask(
     "cell",
     "The next token of A comes with position 4. Into which cell does it go? And in which cells are the positions "
     "0, 2, 3 and 4 then?",
-    ["cell 4: 0, 2, 3, 4", "cell 1: 0, 2, 3, 1", "cell 1: 0, 1, 2, 3"],
+    [
+        "into cell 4; in cells 0, 2, 3, 4",
+        "into cell 1; in cells 0, 2, 3, 1",
+        "into cell 1; in cells 0, 1, 2, 3",
+    ],
 )
 
 # %%
@@ -652,7 +656,7 @@ cells = a_gap()
 (cell,) = cells.find_slot(1)
 cells.place([cell], "A", [4])
 seen = ", ".join(map(str, cells.visible("A", 4)))
-if predictions.reveal("cell", f"cell {cell}: {seen}"):
+if predictions.reveal("cell", f"into cell {cell}; in cells {seen}"):
     print(cells)
 
 # %% [markdown]
@@ -698,7 +702,7 @@ for event in run.trace.events:
 
 # %% [markdown]
 # **What is shared.** The two answers of a request share all its prompt cells except the last one. Each second answer
-# (`A.1`, `B.1`, `C.1`) runs the last prompt token again, in a cell of its own, because it needs logits of its own.
+# (`A.1`, `B.1`, `C.1`) runs the last prompt token again, in a cell of its own: it is a request of its own, and gets logits by running a token.
 #
 # **What is lost.** The six answers need more than 28 cells. So four of them give all their cells back, as the lines above
 # say, and one of these does it twice. When cells are free again, each runs all its lost tokens again, in cells of its own,
@@ -799,9 +803,9 @@ dial(points) if chosen else None
 # %% [markdown]
 # **Why 16?** On a GPU vLLM's default is 16 tokens in a block for ordinary models. (Some attention kernels need 32, 64
 # or 128. Models that also have state-space layers, *hybrid models*, get blocks of hundreds or thousands: notebook 05,
-# section 4.) Here pages of 8 and less are faster, but these requests are short. The next cell takes 32 requests with
-# prompts of 32 to 512 tokens and 16 to 128 new ones. It measures two times per token: *bookkeeping* is the work of
-# the block manager, *gathering* is to copy K of one layer out of blocks that lie anywhere.
+# section 4.) In the run above pages of 8 and less were faster: its requests are short, with 8 common tokens. The next
+# cell takes 32 requests with prompts of 32 to 512 tokens and 16 to 128 new ones. It measures two times per token:
+# *bookkeeping* is the work of the block manager, *gathering* is to copy K of one layer out of blocks that lie anywhere.
 
 # %% tags=["nbval-ignore-output"] jupyter={"source_hidden": true}
 from tutorial_engine.lab import block_size_trade, trade_table
@@ -858,7 +862,7 @@ dials
 # Now `server` serves the same requests, with as many bytes as the blocks have that vLLM may give out. Your `num_blocks` turns the bytes into
 # blocks. Your `allocate` is asked for each new token, and must give the slot of the engine's block manager. The two engines number blocks differently. The check asks only that the same two numbers belong
 # together in every step. If your `slots` is wrong, the steps are the same and the answers are not. So the tokens are compared as
-# well. (`block_attention` is not called here: it decides nothing.)
+# well. (`block_attention` is not called here: no plan depends on it.)
 #
 # (vLLM never gives its block 0 to a request. So its block n is shown as n − 1.)
 
@@ -1014,8 +1018,8 @@ for text, discard in ((twenty, 6), *((begin + " Ben took the", 10) for begin in 
 
 # %% [markdown]
 # The texts differ from a fresh run. It looks as if "kite" and "yellow" were remembered. But with a green hat forgotten,
-# the text also says "yellow kite", and with a blue ball "red kite". So these words are no proof of memory. Still, what was forgotten has influence: the tokens that
-# stayed depend on it.
+# the text also says "yellow kite", and with a blue ball "red kite". So these words are no proof of memory. Still, what was
+# forgotten has influence: in these texts the tokens that stayed are the same, but their K and V depend on it.
 
 # %%
 box("context_shift")
@@ -1047,9 +1051,9 @@ layouts_picture(layouts(few_numbers), layer=1, token=1, num_tokens=5)  # the las
 # | by layer, scattered blocks of 16 | up to 126: 63 of K, 63 of V |
 # | by layer, scattered cells | 2000 |
 #
-# With heads first there are twice as many pieces here. So by layer neighbours make long pieces, and by token they never
-# do. (We counted pieces, and did not time them. In a large model K of one token and layer is a long piece already, so there
-# it matters less.) vLLM, SGLang and llama.cpp keep the data by layer by default.
+# So by layer neighbours make long pieces, and by token they never
+# do. (We did not time it. In a large model K of one token and layer is a long piece already.) vLLM, SGLang and llama.cpp
+# keep the data by layer by default.
 
 # %% [markdown]
 # Our pages and cells are as in the second row of the picture, our rows as in the third.

@@ -586,9 +586,8 @@ timeline(scarce.trace.trace()) if chosen else None
 # - If there is no room, the *last* of `running` is the victim, as in vLLM without priorities. `preempt(victim)` takes it out of `running`. Then ask again.
 # - The victim may be `request` itself. Then return None.
 #
-# For example, `running` is [A, B, C], and A asks. `allocate(A)` gives None, so C is preempted. It gives None again, so B is
-# preempted. Then it gives slots: return them.
-#
+# <details><summary>Example</summary><code>running</code> is [A, B, C], and A asks. <code>allocate(A)</code> gives None, so C
+# is preempted. It gives None again, so B is preempted. Then it gives slots: return them.</details>
 # <details><summary>Hint</summary>Repeat while <code>allocate</code> gives None: the victim is <code>running[-1]</code>.
 # After the asking request itself has given way, nothing more is to be done: return None.</details>
 
@@ -698,7 +697,8 @@ timelines(rules, title="The same requests under two rules of admission") if chos
 # Under the second rule, E runs its first chunk. In the next step its second chunk finds no room. E is the
 # last that runs, so it is preempted (✕). Then it is admitted again. A wide bar is a slow step: A's decode
 # waits for E's chunk, which is thrown away. This is *thrash*. Under the first rule, E waits until they are done.
-#
+
+# %% [markdown]
 # The second rule is no invention: vLLM used it until 2026. The author of
 # [pull request 37307](https://github.com/vllm-project/vllm/pull/37307), which added the first rule, saw in one bad case that
 # throughput fell from about 100 to 1.5 tokens a second on each GPU.
