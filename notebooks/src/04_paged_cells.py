@@ -801,9 +801,8 @@ dial(points) if chosen else None
 # in one block or in neighbouring ones, where a view is enough.
 
 # %% [markdown]
-# **Why 16?** On a GPU vLLM's default is 16 tokens in a block for ordinary models. (Some attention kernels need 32, 64
-# or 128. Models that also have state-space layers, *hybrid models*, get blocks of hundreds or thousands: notebook 05,
-# section 4.) In the run above pages of 8 and less were faster: its requests are short, with 8 common tokens. The next
+# **Why 16?** On a GPU vLLM's default is 16 tokens in a block for ordinary models. (Some attention kernels need 32, 64 or 128.
+# For *hybrid models* see notebook 05, section 4.) In the run above pages of 8 and less were faster: its requests are short, with 8 common tokens. The next
 # cell takes 32 requests with prompts of 32 to 512 tokens and 16 to 128 new ones. It measures two times per token:
 # *bookkeeping* is the work of the block manager, *gathering* is to copy K of one layer out of blocks that lie anywhere.
 
