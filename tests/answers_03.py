@@ -248,7 +248,7 @@ EXERCISES: dict[str, Exercise] = {
         [
             (policy(lambda self: self.waiting[-1]), ""),
             (policy(leaves_a_list), "self.waiting is a list now"),
-            (policy(takes_it_out), "gave 'B': it must return one of the requests in self.waiting"),
+            (policy(takes_it_out), "gave 'B' (Request): it must return one of the requests"),
             (policy(sorts_the_queue), "raised AttributeError"),
             (policy(lambda self: min(self.waiting)), "raised TypeError"),
             (

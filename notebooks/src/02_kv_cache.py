@@ -9,7 +9,7 @@
 # | first, sections 1 to 11 | the cache, and what it costs | 3½ to 4 hours |
 # | second, sections 12 to 16 | from logits to text, and why two right engines differ | 1½ to 2 hours |
 #
-# A beginner needs up to 7 hours. You should have done notebook 01, or know what queries, keys,
+# A beginner needs up to 7½ hours. You should have done notebook 01, or know what queries, keys,
 # values, heads, the causal mask, RoPE and logits are.
 
 # %%
@@ -45,7 +45,7 @@ transplant_picture(model, tokenizer)
 # ## 1 · What recomputing costs
 #
 # **Objective:** count the tokens that the model runs. One run of the model, over as many tokens as it is given,
-# is called a *forward*. A *hook* counts: a function that PyTorch calls before the model runs.
+# is called a *forward*. A *hook* counts the tokens: a function that PyTorch calls before the model runs.
 #
 # In cells without an exercise, read the output first. You need not follow every line of the code.
 
@@ -71,7 +71,7 @@ print(slow.text)
 
 # %% [markdown]
 # With a cache, the forward over the prompt is called *prefill*. Each later forward runs one new token, and is called
-# *decode*. *FLOPs* are multiplications and additions (MFLOP: a million, GFLOP: a thousand million). A product
+# *decode*. *FLOPs* (floating-point operations) are multiplications and additions (MFLOP: a million, GFLOP: a thousand million). A product
 # with a matrix of W weights costs 2·W FLOPs a token.
 
 # %%
@@ -406,7 +406,8 @@ if predictions.reveal("transplant", {1: 0, 2: 1, 3: 2, 0: 3}[changed]):
         print(f"{which} alone, slots {copied}: {told}")
 
 # %% [markdown]
-# In layer 3, heads 3 to 5 copy names: they look for the token that followed the same letters earlier (notebook 01).
+# In layer 3, the query heads 3 to 5 copy names: they look for the token that followed the same letters earlier (notebook
+# 01). These three share K/V head 1.
 # The keys of `am` and of `ed` both say: I come after an N. So the query finds both about equally well. The key of slot 2
 # says after which letters it comes, and these are others in each name. So there the key matters, too.
 #
@@ -496,7 +497,8 @@ alone[3][1][1, 0] = 0  # without K/V head 0 of it
 print(f"only K/V head 1 of this V is left: P(am) = {p_am(alone):.2f}")
 
 # %% [markdown]
-# Of the 72 V (18 slots, 4 layers) the next step needs this one, and of its two heads only one: 32 numbers. Its key is
+# Of the 72 V (18 slots, 4 layers) the next step needs this one, and of its two heads only head 1, which the query
+# heads 3 to 5 read: 32 numbers. Its key is
 # needed, too: with a key of zeros the weight of slot 1 was 0.00.
 #
 # **Move it in time.** RoPE has turned each key by its position. We turn all keys by 100 more positions.
@@ -555,6 +557,9 @@ print("decode ids: ", next_one.input_ids.tolist(), "positions:", next_one.positi
 # continue the count.
 #
 # ### Exercise 3: run what is new (10 minutes)
+#
+# Write `run_new`. `token_ids` has all tokens so far, and the first `num_computed` of them are in the cache. Make a batch of
+# the others, at the right position, run the model, and return the logits of the last token.
 #
 # `model(batch, attention)` gives the *hidden state* of every token that it ran, [T, hidden]: the vector
 # that the last layer made of it.
@@ -1042,8 +1047,8 @@ for name, (size, store) in stores.items():
 
 # %% [markdown]
 # int8 takes little more than a quarter of fp32's bytes, and its logits are hardly off. With int4 they are off by more
-# than 1, and these texts still stay, because they repeat what was said: at most steps the best logit leads by far. Where a
-# story may choose, much less is enough (section 15). So equal texts prove little here: compare the logits. With int2 nearly all change: our simple rounding uses only −1, 0 and 1 there, three
+# than 1, and these texts still stay, because they repeat what was said: at most steps the best logit leads by far. Where two
+# tokens are almost equally likely, a much smaller error changes the text (section 15). So equal texts prove little here: compare the logits. With int2 nearly all change: our simple rounding uses only −1, 0 and 1 there, three
 # of the four numbers that 2 bits can hold. With both ends stored, all four are used, and most texts stay.
 # [KIVI](https://arxiv.org/abs/2402.02750) stores 2 bits so, with K grouped by channel.
 

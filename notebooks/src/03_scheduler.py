@@ -10,7 +10,7 @@
 # | sections 1 to 6 | the rule, the batch, what a user feels, your rule beside vLLM | 1½ hours |
 # | sections 7 to 13 | policies, throughput and latency, fairness, bugs | 2 hours |
 #
-# A beginner needs up to a third more. You should have done notebook 02. You may skip folded code.
+# A beginner needs up to half more. You should have done notebook 02. You may skip folded code.
 
 # %%
 import torch

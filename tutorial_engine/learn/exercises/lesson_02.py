@@ -706,6 +706,9 @@ TOP_P_SLIPS: Slips = slips_of(
         ones
     - values < p → <= p
         lets the token that crosses p go; it stays, because the sum before it is below p
+    - values < p → < p
+        lets the token go with which the sum reaches p; it stays, because the sum before it is below
+        p ▸ values.cumsum(-1) - values
     keep[order] → keep[:]
         gives the answer for the sorted tokens; each entry belongs to the token at its place in
         `probs` ▸ keep[order] = ...
