@@ -1050,9 +1050,8 @@ layouts_picture(layouts(few_numbers), layer=1, token=1, num_tokens=5)  # the las
 # | by layer, scattered blocks of 16 | up to 126: 63 of K, 63 of V |
 # | by layer, scattered cells | 2000 |
 #
-# So by layer neighbours make long pieces, and by token they never
-# do. (We did not time it. In a large model K of one token and layer is a long piece already.) vLLM, SGLang and llama.cpp
-# keep the data by layer by default.
+# So in the order by layer neighbours make long pieces, and in the order by token they never do. (We did not time it. In a
+# large model K of one token and layer is a long piece already.) vLLM, SGLang and llama.cpp keep the data by layer by default.
 
 # %% [markdown]
 # Our pages and cells are as in the second row of the picture, our rows as in the third.

@@ -304,16 +304,23 @@ def engine_path(
             engine.check_integrity()
             step += 1
         logits = torch.stack([torch.stack(sampler.logits) for sampler in watched])
-        of_prompt = logits.unflatten(0, (-1, samples))
-        differ = float((of_prompt - of_prompt[:, -1:]).abs().max())
-        if not differ <= (1e-3 if engine.model.dtype == torch.float32 else 0.5):  # NaN is not
-            raise ValueError(
-                f"logits of two samples that run the same tokens differ by {differ:.4g}: one of "
-                "them reads what the other one wrote"
-            )
-        return of_prompt[:, -1]
+        return _the_last(logits.unflatten(0, (-1, samples)), engine.model.dtype)
 
     return path
+
+
+def _the_last(logits: Tensor, dtype: torch.dtype) -> Tensor:
+    """Of samples that ran the same tokens, [P, samples, ...], the last. ValueError if they differ.
+
+    Each has shared blocks, and copied those that it wrote to: a copy that is none shows here.
+    """
+    differ = float((logits - logits[:, -1:]).abs().max())
+    if not differ <= (1e-3 if dtype == torch.float32 else 0.5):  # NaN is not
+        raise ValueError(
+            f"logits of two samples that run the same tokens differ by {differ:.4g}: one of them "
+            "reads what the other one wrote"
+        )
+    return logits[:, -1]
 
 
 # -- notebook 04: through the engine's memories ---------------------------------------------------

@@ -57,14 +57,11 @@ class BatchedAttention(SdpaAttention):
             return super().attend(layer, q, k, v, batch)
         self.cache.write(layer, k, v, batch)
         if self.varlen is None:
-            return self._padded(layer, q, batch)
+            slots, mask = batch.padded  # [S, L] each
+            return padded_attention(q, *self.cache.read_slots(layer, slots.flatten()), mask)
         kv = batch.end_to_end
         k, v = self.cache.read_slots(layer, kv.slots)
         return self.varlen(q, k, v, kv.query_starts, kv.starts, kv.longest_query, kv.longest)
-
-    def _padded(self, layer: int, q: Tensor, batch: Batch) -> Tensor:
-        slots, mask = batch.padded  # [S, L] each
-        return padded_attention(q, *self.cache.read_slots(layer, slots.flatten()), mask)
 
 
 class Alike(NamedTuple):
@@ -78,7 +75,8 @@ class Alike(NamedTuple):
 class AlikeTogether(BlockedAttention):
     """A decode step of more than a few: sequences of about one length in one call, padded.
 
-    For CPUs. Contexts that are views already (rows) gain nothing by a copy: each has its own call.
+    For CPUs. Contexts that are views already (rows) gain nothing by a copy: each has its own call,
+    and so it is in all other steps.
     """
 
     cache: SlotCache
@@ -89,15 +87,18 @@ class AlikeTogether(BlockedAttention):
         self._known: tuple[Batch | None, list[Alike]] = (None, [])  # every layer asks
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, batch: Batch) -> Tensor:
-        is_decode = len(q) == batch.num_seqs > self.few
-        if not is_decode or all(isinstance(slots, slice) for slots in batch.context_slots):
+        if self._known[0] is not batch:
+            gains = len(q) == batch.num_seqs > self.few and not all(
+                isinstance(slots, slice) for slots in batch.context_slots
+            )
+            most = self.most_padding // (k[0].nbytes + v[0].nbytes)
+            self._known = batch, alike(batch, most) if gains else []
+        if not (together := self._known[1]):
             return super().attend(layer, q, k, v, batch)
         self.cache.write(layer, k, v, batch)
-        if self._known[0] is not batch:
-            self._known = batch, alike(batch, self.most_padding // (k[0].nbytes + v[0].nbytes))
-        out = v.new_empty(*q.shape[:2], v.shape[-1])
-        for rows, slots, mask in self._known[1]:
-            keys, values = self.cache.read_slots(layer, slots, not torch.is_grad_enabled())
+        out, keep = v.new_empty(*q.shape[:2], v.shape[-1]), not torch.is_grad_enabled()
+        for rows, slots, mask in together:
+            keys, values = self.cache.read_slots(layer, slots, keep=keep)
             out[rows] = padded_attention(q[rows], keys, values, mask)
         return out
 

@@ -1,7 +1,7 @@
 # %% [markdown]
 # # A3 · The same requests in vLLM
 #
-# This appendix comes after notebooks 03 to 05, and takes about 1½ hours; a beginner needs 2. After section 3 is a good place for a pause.
+# This appendix comes after notebooks 03 to 05, and takes about 1½ hours; a beginner needs 2½. After section 3 is a good place for a pause.
 # vLLM is an engine that serves many users on many GPUs.
 # Here you see what it decided for some requests. The engine of these notebooks then decides for the same ones. You do
 # not need vLLM: its runs were recorded on a CPU, with vLLM 0.32.0 and the small model of these notebooks. The records
@@ -207,8 +207,7 @@ if predictions.reveal("block", f"block {step.planned.requests['r0'].table[-1]}")
 # %% [markdown]
 # No block is free. So the request that was admitted last is preempted: `r2` gives its blocks 2 and 4 back, and becomes
 # the first of the waiting requests. Its token ids are kept. Why did `r0` get block 4 and not block 2? Block 4 was not full,
-# so it has no hash, and no request can find it. Such a block is taken first. (An older rule, the last block of a table
-# first, would give block 4, too. Step 24 will tell the two rules apart.)
+# so it has no hash, and no request can find it. Such a block is taken first.
 
 # %%
 predictions.ask(
@@ -341,10 +340,11 @@ print(
 )
 
 # %% [markdown]
-# It does: with the other rule `r2` takes another block in step 24.
+# It does. In step 24 `r2` finds block 2 and needs one more. The other rule has another order of the queue, so `r2` takes
+# another block than in vLLM.
 
 # %% [markdown]
-# `ToTheEnd` was once vLLM's own rule. [Pull request 42656](https://github.com/vllm-project/vllm/pull/42656) opened in May 2026, changed
+# `ToTheEnd` was once vLLM's own rule. [Pull request 42656](https://github.com/vllm-project/vllm/pull/42656), opened in May 2026, changed
 # it, because blocks that no request can find pushed out blocks that can be found. In an example of its description two long prompts come
 # in turn. Before, no block was found when a prompt came again. Now blocks of both are found. In another one, on a GPU, the
 # half-filled blocks of many requests had pushed everything out of a cache of more than 2,000 blocks. You wrote the new rule in notebook 05.

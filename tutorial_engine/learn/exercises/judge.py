@@ -212,8 +212,9 @@ def _message(
         lines += [f"{head} this input:", told(inputs)]
     lines.append(told(facts))
     if slip:
-        tried = f"  (a function with only this mistake gives the same {count} answers as yours)"
-        lines.append(tried)
+        lines.append(
+            f"  (a function with only this mistake gives the same {count} answers as yours)"
+        )
     return "\n".join(filter(None, lines)) + mark + code
 
 

@@ -49,6 +49,9 @@ HITS_SLIPS: Slips = slips_of(
         gives the number of blocks; the number of tokens in them is asked for
     range(block_size, len(prompt), block_size) → range(block_size, len(prompt) + 1, block_size)
         finds the last token as well; at least one token must be left to run
+    range(block_size, len(prompt), block_size) → range(1, len(prompt) + 1)
+        finds single tokens, also the last one; only full blocks can be found, and at least one
+        token must be left to run
     prompts[:i] → prompts[:1]
         finds what the first prompt has, and that one finds itself; what any EARLIER prompt has is
         found
