@@ -245,17 +245,23 @@ def decode_step(lens: list[int], num_slots: int = 400) -> Batch:
 
 
 @pytest.mark.parametrize(
-    ("most", "groups"),
+    ("most", "copied", "groups"),
     [
-        (100, [[0, 1, 2, 3, 4, 5]]),
-        (30, [[3, 0], [1, 5, 4, 2]]),
-        (5, [[3], [0], [1, 5], [4, 2]]),
-        (0, [[3], [0], [1], [5], [4], [2]]),
+        (100, 90, [[0, 1, 2, 3, 4, 5]]),
+        (100, 89, [[3], [0, 1, 5, 4, 2]]),
+        (100, 25, [[3], [0], [1], [5, 4, 2]]),
+        (100, 7, [[3], [0], [1], [5], [4], [2]]),
+        (100, 6, []),
+        (30, 90, [[3, 0], [1, 5, 4, 2]]),
+        (5, 90, [[3], [0], [1, 5], [4, 2]]),
+        (0, 90, [[3], [0], [1], [5], [4], [2]]),
     ],
 )
-def test_sequences_of_about_one_length_are_alike(most: int, groups: list[list[int]]) -> None:
+def test_sequences_of_about_one_length_are_alike(
+    most: int, copied: int, groups: list[list[int]]
+) -> None:
     batch = decode_step([60, 30, 7, 90, 12, 25])
-    found = alike(batch, most)
+    found = alike(batch, most, copied)
     rows = [torch.arange(6)[one.rows].tolist() for one in found]
     assert rows == groups
     for group, (_, slots, mask) in zip(groups, found, strict=True):
@@ -268,7 +274,10 @@ def test_sequences_of_about_one_length_are_alike(most: int, groups: list[list[in
 
 @pytest.mark.parametrize("lens", [[60, 30, 7, 90, 12, 25], [9] * 5, [1, 2, 3, 4, 5, 6, 300]])
 @pytest.mark.parametrize("padding", [0, 20, 400])
-def test_alike_sequences_together_give_what_each_gives_alone(lens: list[int], padding: int) -> None:
+@pytest.mark.parametrize("copied", [9, 400])
+def test_alike_sequences_together_give_what_each_gives_alone(
+    lens: list[int], padding: int, copied: int
+) -> None:
     spec = KVCacheSpec(num_layers=2, num_kv_heads=2, k_head_dim=8, v_head_dim=4)
     storage, batch = KVStorage(spec, 400), decode_step(lens)
     draw = torch.Generator().manual_seed(1)
@@ -280,7 +289,8 @@ def test_alike_sequences_together_give_what_each_gives_alone(lens: list[int], pa
         storage.v[:, slots] = torch.randn(2, n, 2, 4, generator=draw)
     q = torch.randn(len(lens), 6, 8, generator=draw)
     k, v = (torch.randn(len(lens), 2, d, generator=draw) for d in (8, 4))
-    attention = AlikeTogether(storage, most_padding=padding * 96)  # bytes of a slot of this layer
+    slot = 96  # its bytes in this layer
+    attention = AlikeTogether(storage, most_padding=padding * slot, most_copied=copied * slot)
     with (
         torch.inference_mode(),
         patch.object(KVStorage, "read", side_effect=AssertionError("a call for one alone")),

@@ -29,6 +29,7 @@ Varlen = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, int, int], Tensor]
 HALF = (torch.float16, torch.bfloat16)
 FEW = 4  # sequences: up to so many, one call for each is as fast (decision 014)
 MOST_PADDING = 2**18  # bytes of K and V that cost about as much to read as a call
+MOST_COPIED = 2**20  # bytes of K and V: many copies of more leave the processor's cache
 
 
 class SlotCache(KVCache, Protocol):
@@ -75,15 +76,21 @@ class Alike(NamedTuple):
 class AlikeTogether(BlockedAttention):
     """A decode step of more than a few: sequences of about one length in one call, padded.
 
-    For CPUs. Contexts that are views already (rows) gain nothing by a copy: each has its own call,
-    and so it is in all other steps.
+    For CPUs. Contexts that are views already (rows) gain nothing by a copy, long ones lose by it:
+    each has its own call, and so it is in all other steps.
     """
 
     cache: SlotCache
 
-    def __init__(self, cache: SlotCache, few: int = FEW, most_padding: int = MOST_PADDING) -> None:
+    def __init__(
+        self,
+        cache: SlotCache,
+        few: int = FEW,
+        most_padding: int = MOST_PADDING,
+        most_copied: int = MOST_COPIED,
+    ) -> None:
         super().__init__(cache)
-        self.few, self.most_padding = few, most_padding
+        self.few, self.most_padding, self.most_copied = few, most_padding, most_copied
         self._known: tuple[Batch | None, list[Alike]] = (None, [])  # every layer asks
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, batch: Batch) -> Tensor:
@@ -91,8 +98,9 @@ class AlikeTogether(BlockedAttention):
             gains = len(q) == batch.num_seqs > self.few and not all(
                 isinstance(slots, slice) for slots in batch.context_slots
             )
-            most = self.most_padding // (k[0].nbytes + v[0].nbytes)
-            self._known = batch, alike(batch, most) if gains else []
+            slot = k[0].nbytes + v[0].nbytes
+            most = self.most_padding // slot, self.most_copied // slot
+            self._known = batch, alike(batch, *most) if gains else []
         if not (together := self._known[1]):
             return super().attend(layer, q, k, v, batch)
         self.cache.write(layer, k, v, batch)
@@ -103,16 +111,24 @@ class AlikeTogether(BlockedAttention):
         return out
 
 
-def alike(batch: Batch, most_padding: int) -> list[Alike]:
-    """The sequences of a decode step by length; none is padded with more slots than that."""
+def alike(batch: Batch, most_padding: int, most_copied: int) -> list[Alike]:
+    """The sequences of a decode step by length; none is padded with more slots than that.
+
+    A longer one than `most_copied` slots is alone; [] where all are.
+    """
     lens = torch.tensor(batch.context_lens)
-    if int(lens.max() - lens.min()) <= most_padding:
+    shortest, longest = int(lens.min()), int(lens.max())
+    if shortest > most_copied:
+        return []
+    if longest <= min(most_copied, shortest + most_padding):
         slots, mask = batch.padded
         return [Alike(slice(0, batch.num_seqs), slots.flatten(), mask)]
     left, found = lens.argsort(descending=True), list[Alike]()
     while len(left):
-        is_alike = lens[left] >= lens[left[0]] - most_padding
-        rows, left = left[is_alike], left[~is_alike]
+        longest = int(lens[left[0]])
+        is_alike = lens[left] >= longest - most_padding
+        num = 1 if longest > most_copied else int(is_alike.sum())
+        rows, left = left[:num], left[num:]
         slots, mask = batch.pad(rows.tolist())
         found.append(Alike(rows, slots.flatten(), mask))
     return found
