@@ -113,7 +113,7 @@ def test_rounds_are_interleaved_and_the_warm_up_is_short_and_not_counted() -> No
     assert found["seconds"] == {"transformers": 6.0, "plain": 1.0, "ours": 2.0}
     table = [line.split(" | ")[1:4] for line in record.many("two", found)]
     assert [cell.strip() for cell in table[0]] == ["seconds", "tokens/s", "× transformers"]
-    assert [cell.strip() for cell in table[4]] == ["2 (1 to 3)", "6 (4 to 12)", "3.00"], "ours"
+    assert [cell.strip() for cell in table[4]] == ["2 (1–3)", "6 (4–12)", "3.00"], "ours"
     assert (found["num_requests"], found["prompt_tokens"], found["wanted_tokens"]) == (2, 3, 12)
 
 

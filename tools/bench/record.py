@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from tools.bench.race import LLAMA, PEER
+from tools.bench.race import LLAMA
 from tutorial_engine.cache.config import KVCacheSpec
 from tutorial_engine.engine.replay import Size
 from tutorial_engine.lab import on_gpu
@@ -37,12 +37,15 @@ HEAD = """# Measured speed
 
 Written by `python -m tools.bench.record` from the files beside it. Each section is one run of the
 bench on one machine; all contenders of a run were timed in turns in the same process. A figure is
-the median of the rounds, with the least and the most in brackets. "× transformers" is how many
-times as fast it is as transformers. "÷ limit" is its time divided by what the machine needs at the
-least: for a prefill all operations at the speed of a large matmul, for a decode all weights read
-once. Tokens a second of many requests are those that were asked for, without padding. Machines
-differ, and one machine differs within minutes: compare within a section, not between sections.
+the median of the rounds, with the least and the most in brackets. Machines differ, and one machine
+differs within minutes: compare within a section, not between sections.
 Beside vLLM: [vllm.md](vllm.md). On a GPU: [gpu.md](gpu.md).
+
+- **tokens/s:** of many requests, the tokens that were asked for; padding does not count.
+- **× transformers:** how many times as fast as transformers. The other columns with × read alike.
+- **÷ limit:** its time divided by the least that the machine needs: for a prefill all operations at
+  the speed of a large matmul, for a decode all weights read once.
+- **same tokens:** how many are those of transformers, before the first other one.
 """
 GPU_HEAD = f"""# On a GPU
 
@@ -167,7 +170,7 @@ def _one_request(figures: Figures, context: int) -> Iterator[str]:
     for row, floor in zip(rows, floors, strict=True):
         units = ["ms", "tokens/s"] if row["phase"] == "prefill" else ["ms"]
         more = {"÷ limit": {n: f"{s / floor['seconds']:.2f}" for n, s in row["seconds"].items()}}
-        more[f"same tokens as {PEER}"] = same
+        more["same tokens"] = same
         yield from table(f"{row['phase']} at {context}", row, units, more)
     yield from _failed(check)
     yield (
@@ -240,7 +243,7 @@ def _spread(values: Iterable[float]) -> str:
     low, mid, high = (
         short(value) for value in (min(numbers), statistics.median(numbers), max(numbers))
     )
-    return f"{mid} ({low} to {high})"
+    return f"{mid} ({low}–{high})"
 
 
 def short(value: float) -> str:
