@@ -129,13 +129,9 @@ def bench_figures(floors: bool = True, serving: bool = False) -> dict[str, Any]:
     """What a benchmark writes down."""
     rows, limits = [], []
     for (phase, context), seconds in SECONDS.items():
-        tokens = context if phase == "prefill" else 1
-        speed = {name: tokens / took for name, took in seconds.items()}
-        row = {"phase": phase, "context": context, "seconds": dict(seconds)}
-        rows.append({**row, "tokens_per_second": speed})
+        rows.append({"phase": phase, "context": context, "seconds": dict(seconds)})
         least = FLOOR[phase] * (context / 128 if phase == "prefill" else 1)
-        times = {name: took / least for name, took in seconds.items()}
-        limits.append({"phase": phase, "context": context, "seconds": least, "times": times})
+        limits.append({"phase": phase, "context": context, "seconds": least})
     made = {
         "machine": {"dtype": "float32", "threads": 2, "processor": "Some Processor"},
         "settings": {"shape": "tiny", "rounds": 9, "ours": "ours", "peer": "transformers"},
@@ -146,7 +142,8 @@ def bench_figures(floors: bool = True, serving: bool = False) -> dict[str, Any]:
         speeds = {"transformers": 15.0, "transformers continuous": 9.0, "llama.cpp": 20.0}
         speeds |= {"ours, slots first": 63.0, "ours": 60.0}
         made["settings"] |= {"serving_rounds": 3}  # type: ignore[operator]
-        made["serving"] = {"num_requests": 16, "wanted_per_second": speeds}
+        took = {name: 600 / speed for name, speed in speeds.items()}
+        made["serving"] = {"num_requests": 16, "wanted_tokens": 600, "seconds": took}
     return made
 
 

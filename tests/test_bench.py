@@ -2,6 +2,7 @@
 
 import copy
 import json
+import re
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -108,10 +109,11 @@ def test_rounds_are_interleaved_and_the_warm_up_is_short_and_not_counted() -> No
         assert [one.new_tokens for one in fake.asked[0]] == [race.WARM_UP_TOKENS, 2]
         assert fake.asked[1:] == [ASKED] * 3
     assert result.samples == took and result.roofline == Roofline(2.0, 2.0)
-    found = command.report.many_requests(result, "transformers", "ours")
+    found = command.report.many_requests(result, "ours")
     assert found["seconds"] == {"transformers": 6.0, "plain": 1.0, "ours": 2.0}
-    assert found["ratio"] == {"transformers": 1.0, "plain": 6.0, "ours": 3.0}
-    assert found["wanted_per_second"]["ours"] == 12 / 2.0
+    table = [line.split(" | ")[1:4] for line in record.many("two", found)]
+    assert [cell.strip() for cell in table[0]] == ["seconds", "tokens/s", "× transformers"]
+    assert [cell.strip() for cell in table[4]] == ["2 (1–3)", "6 (4–12)", "3.00"], "ours"
     assert (found["num_requests"], found["prompt_tokens"], found["wanted_tokens"]) == (2, 3, 12)
 
 
@@ -132,9 +134,8 @@ def test_only_an_optional_contender_may_fail_and_at_any_time() -> None:
     assert "".join(log) == "tlo" + "tlo" + "ot" + "ot"
     assert result.failed == {"llama.cpp": "MemoryError: no block is free"}
     assert result.samples.keys() == result.answers.keys() == {"transformers", "ours"}
-    found = command.report.many_requests(result, "transformers", "ours")
-    table = command.report.many_requests_table("two", found)
-    assert "llama.cpp could not run: MemoryError: no block is free" in table
+    lines = [*record.many("two", command.report.many_requests(result, "ours"))]
+    assert "- llama.cpp could not run: MemoryError: no block is free" in lines
     with pytest.raises(MemoryError):
         race.race(field(), ASKED, 3)
 
@@ -203,15 +204,13 @@ def test_transformers_runs_what_each_is_named_for(
     assert [shape for _, _, shape in seen] == [(3, 21), *[(3, 1)] * 8], "until the longest is done"
 
 
-def test_on_a_gpu_ours_runs_in_four_ways(
-    theirs: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_on_a_gpu_ours_runs_in_four_ways(theirs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """All but the GPU itself: who runs, what is told of a step, and what a first run is."""
     model, asked = load_model(TINY), SMALL[:1]
     args = SimpleNamespace(
         device="cuda", lengths=[3], new_tokens=9, serving_rounds=1, dtype="float32"
     )
-    everyone, notes = command.for_one_on_gpu(
+    everyone, notes = command.for_one_request(
         session := command.Session(args, None, theirs, model, ExitStack())  # type: ignore[arg-type]
     )
     names = ["ours", "ours eager", "ours pages", "ours pages eager"]
@@ -235,14 +234,19 @@ def test_on_a_gpu_ours_runs_in_four_ways(
 
     monkeypatch.setattr(on_gpu, "profile_step", look)
     found = on_gpu.steps({"ours": everyone["ours"]}, asked)
-    (line,) = on_gpu.told(found, {"ours": 87.0})
-    wanted = "ours: 7 launches a token; the GPU works 2.00 of 3.00 ms and waits 33%; warm-up 87.0 s"
-    assert line == wanted
-    serving = command.serve_on_gpu(session, SMALL)["serving"]
+    figures: Any = record.stored()["tiny-float32-intel.json"]
+    figures["checks"][0]["warm_up"] = {"ours": 87.0}
+    page = "\n".join(record.section(figures | {"gpu_steps": [found | {"context": 128}]}))
+    told = "ours: 7 launches a token; the GPU works 2.00 of 3.00 ms and waits 33%; warm-up 87.0 s"
+    assert page.count(told) == 1 and found["context"] == 3
+    serving = command.serve(session, SMALL)
     session.stack.close()
     assert [*serving["first_run"]][-4:] == names and serving["failed"] == {}
     assert {one["requests"] for one in serving["agreement"].values()} == {3}
-    assert "ours pages, first run: " in capsys.readouterr().out
+    lines = [*record.many("three", serving)]
+    ran = 1 / serving["first_run"]["ours pages"]
+    assert "first run, tokens/s" in lines[0]
+    assert any("ours pages " in line and f" {record.short(16 * ran)} " in line for line in lines)
 
 
 def test_a_gpu_that_is_not_here_is_told(
@@ -354,7 +358,7 @@ def test_wrong_answers_are_no_way_to_win(monkeypatch: pytest.MonkeyPatch) -> Non
     with pytest.raises(ValueError, match=r"pages: only .* are those of rows: one is wrong"):
         memory.race_layouts(model, long, 1)
     with pytest.raises(ValueError, match="rows and pages disagree by"):
-        memory.measure_long_context(random_model(), 3, 50, rounds=1)
+        memory.race_long_contexts(random_model(), 3, 50, rounds=1)
 
 
 def test_a_shared_prefix_is_found_and_changes_no_answer() -> None:
@@ -364,13 +368,13 @@ def test_a_shared_prefix_is_found_and_changes_no_answer() -> None:
 
 def test_long_contexts_are_scattered_on_pages_and_answer_alike() -> None:
     model = random_model()
-    result = memory.measure_long_context(model, 3, 50, rounds=2)
+    result = memory.race_long_contexts(model, 3, 50, rounds=2)
     ways = ["rows", "pages", "in place, loop", "in place, many blocks"]
-    assert [*result.seconds] == [*result.ratio] == ways and result.ratio["rows"] == 1.0
-    assert all(len(samples) == 2 for samples in result.samples.values())
-    config = contenders.serving_config([Asked((0,) * 40, 10)] * 3)
+    assert result.agreement("rows") == dict.fromkeys(ways, Agreement(3, 3))
+    asked = [Asked((number,) * 50, 1) for number in range(3)]
+    config = contenders.serving_config(asked)
     pages = memory.pages_for(model, config, prefix_caching=False)
-    step = memory._step(pages, model, 3, 50)
+    step = memory.fill(pages, asked)
     assert not any(isinstance(one.allocation.context_slots, slice) for one in step)
     pages.check_integrity()
 
@@ -396,9 +400,9 @@ def test_the_command_and_the_page_say_what_was_measured(
     file = tmp_path / "bench.json"
     asked = [*QUICK, "--lengths", "24", "8", "--requests", "3", "--serving-rounds", "1"]
     assert command.main([*asked, "--json", str(file)]) == 0
-    said = capsys.readouterr().out
-    assert "context 24: prefill" in said and "3 ragged requests" in said and "3 running" in said
-    assert "skipped (python -m pip install llama-cpp" in said and "goal ≥" in said
+    said = capsys.readouterr()
+    assert "one request of 24 tokens" in said.err and "3 ragged requests" in said.err
+    assert "(python -m pip install llama-cpp" in said.out and "goal ≥" in said.out
     figures = json.loads(file.read_text())
     machine, config = figures["machine"], ModelConfig.from_pretrained(TINY)
     assert machine["threads"] == torch.get_num_threads() and machine["dtype"] == "float32"
@@ -408,12 +412,19 @@ def test_the_command_and_the_page_say_what_was_measured(
     theirs = {"transformers", "transformers eager", "transformers static"}
     everybody = theirs | {"ours"}
     for row, floor in zip(figures["rows"], figures["floors"], strict=True):
-        seconds, tokens = row["seconds"], row["context"] if row["phase"] == "prefill" else 1
+        seconds, ours = row["seconds"], row["seconds"]["ours"]
         assert seconds.keys() == everybody
-        for name in seconds:
-            assert row["ratio"][name] == pytest.approx(seconds["transformers"] / seconds[name])
-            assert row["tokens_per_second"][name] == pytest.approx(tokens / seconds[name])
-            assert floor["times"][name] == pytest.approx(seconds[name] / floor["seconds"])
+        assert {key: row[key] for key in ("phase", "context")}.items() <= floor.items()
+        (table,) = re.findall(
+            rf"^\| {row['phase']} at {row['context']} .*\n((?:\|.*\n)+)", said.out, re.M
+        )
+        (line,) = re.findall(r"^\| ours +\|(.*)\|$", table, re.M)
+        ms, *speed, ratio, over, same = (cell.strip() for cell in line.split(" | "))
+        assert ms.startswith(f"{record.short(1000 * ours)} (") and same == "3 of 3"
+        assert ratio == f"{seconds['transformers'] / ours:.2f}"
+        assert over == f"{ours / floor['seconds']:.2f}"
+        fast = record.short(row["context"] / ours)
+        assert [one.split()[0] for one in speed] == [fast] * (row["phase"] == "prefill")
     for check in figures["checks"]:
         assert check["failed"] == {} and set(check["tokens_equal"].values()) == {3}
     for i, limits in enumerate(figures["rooflines"]):  # of the same rounds, one for each length
@@ -429,9 +440,7 @@ def test_the_command_and_the_page_say_what_was_measured(
     assert figures["memory"]["shared"] == 0.8 and len(figures["step_costs"]) == 2
 
     page = record.page({"a.json": figures})
-    assert figures["machine"]["processor"] in page and "--json docs/bench/a.json" in page
-    for row in figures["rows"]:
-        assert f"| ours | {1000 * row['seconds']['ours']:.3g} (" in page
+    assert said.out.replace(f"--json {file}", "--json docs/bench/a.json") in page + "\n"
 
 
 def test_the_page_of_record_is_made_from_the_figures_beside_it() -> None:
@@ -462,6 +471,16 @@ def test_each_goal_follows_what_was_measured(goal: str, where: str, up: bool) ->
         assert str(verdict).startswith("✔" if verdict.is_met else "✘")
 
 
+def test_a_goal_that_is_not_met_is_told_for_each_shape() -> None:
+    figures: Any = record.stored()["tiny-float32-intel.json"]
+    figures["settings"]["shape"] = "smollm2"
+    decode = figures["rows"][1]["seconds"]
+    for factor, mark in ((1.4, "✘"), (1.6, "✔")):
+        decode["transformers"] = factor * decode["ours"]
+        told = f"- {mark} decode at 128, transformers: {factor:.2f}× (goal ≥ 1.5×)"
+        assert told in record.section(figures)
+
+
 def test_what_cannot_be_measured_is_refused(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -488,11 +507,12 @@ def test_bars_are_the_figures(monkeypatch: pytest.MonkeyPatch) -> None:
         for bars in ax.containers:
             name = bars.get_label()
             ms = [1000 * row["seconds"][name] for row in decode]
-            speed = [row["tokens_per_second"][name] for row in prefill]
+            speed = [row["context"] / row["seconds"][name] for row in prefill]
             wanted = ms if rows is decode else speed
             assert [bar.get_height() for bar in bars] == pytest.approx(wanted)
-    speeds = figures["serving"]["wanted_per_second"]
-    assert [one.patches[0].get_height() for one in caught[2].containers] == [*speeds.values()]
+    serving = figures["serving"]
+    speeds = [serving["wanted_tokens"] / seconds for seconds in serving["seconds"].values()]
+    assert [one.patches[0].get_height() for one in caught[2].containers] == speeds
     looks = [bars.patches[0].get_hatch() for bars in caught[0].containers]
     assert len({*looks}) == len(looks) and looks[-1] is None, "they differ by more than colour"
 

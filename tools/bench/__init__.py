@@ -2,5 +2,5 @@
 
 One process, the same weights, interleaved rounds, medians, checked answers, and beside them the
 machine's own limits. The order to read: race, contenders, llama, memory, report, __main__; record
-writes docs/bench/README.md, plots draws.
+makes the tables, for the screen and for docs/bench/README.md; plots draws.
 """

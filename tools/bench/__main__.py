@@ -13,10 +13,17 @@ from typing import Any, NamedTuple
 
 import torch
 
-from tools.bench import contenders, llama, memory, on_gpu, report
-from tools.bench.race import PEER, Asked, Contender, one_prompt, race, ragged_requests
-from tools.bench.record import verdicts
-from tools.bench.report import LLAMA, OURS
+from tools.bench import contenders, llama, memory, on_gpu, record, report
+from tools.bench.race import (
+    LLAMA,
+    OURS,
+    PEER,
+    Asked,
+    Contender,
+    one_prompt,
+    race,
+    ragged_requests,
+)
 from tutorial_engine.lab.roofline import roofline_probe
 from tutorial_engine.model.checkpoint import load_model
 from tutorial_engine.model.config import ModelConfig
@@ -37,7 +44,7 @@ class Session(NamedTuple):
     stack: ExitStack
 
 
-Field = tuple[dict[str, Contender], dict[str, str]]  # the contenders, and a note on each
+Field = on_gpu.Field  # the contenders, and a note on each
 
 
 def add_llama(session: Session, requests: Sequence[Asked], field: Field) -> None:
@@ -60,36 +67,23 @@ def add_llama(session: Session, requests: Sequence[Asked], field: Field) -> None
 
 def for_one_request(session: Session) -> Field:
     """Everyone for a single request, over the same weights."""
-    args = session.args
-    everyone: dict[str, Contender] = {
-        PEER: contenders.Transformers(session.theirs),
-        EAGER: contenders.Transformers(session.theirs, attention="eager"),
-        STATIC: contenders.Transformers(session.theirs, static_cache=True),
-    }
-    notes = {
-        PEER: "generate, sdpa attention, dynamic cache",
-        EAGER: "generate, eager attention, dynamic cache",
-        STATIC: "generate, sdpa attention, static cache, not compiled",
-    }
+    args, on_cpu = session.args, session.args.device == "cpu"
+    compiled = "not compiled" if on_cpu else "compiled by itself in its warm-up"
+    everyone: dict[str, Contender] = {PEER: contenders.Transformers(session.theirs)}
+    notes = {PEER: "generate, sdpa attention, dynamic cache"}
+    if on_cpu:
+        everyone[EAGER] = contenders.Transformers(session.theirs, attention="eager")
+        notes[EAGER] = "generate, eager attention, dynamic cache"
+    everyone[STATIC] = contenders.Transformers(
+        session.theirs, static_cache=True, compiled=not on_cpu
+    )
+    notes[STATIC] = f"generate, sdpa attention, static cache, {compiled}"
     longest = [Asked((0,) * max(args.lengths), args.new_tokens)]
     add_llama(session, longest, (everyone, notes))
+    if not on_cpu:
+        return on_gpu.with_ours((everyone, notes), contenders.OurStream, session.ours, longest)
     everyone[OURS], notes[OURS] = contenders.Ours(session.ours), "generate.stream, static cache"
     return everyone, notes
-
-
-def for_one_on_gpu(session: Session) -> Field:
-    """Everyone on a GPU, for a single request."""
-    everyone: dict[str, Contender] = {
-        PEER: contenders.Transformers(session.theirs),
-        STATIC: contenders.Transformers(session.theirs, static_cache=True, compiled=True),
-    }
-    notes = {
-        PEER: "generate, sdpa attention, dynamic cache",
-        STATIC: "generate, sdpa attention, static cache, compiled by itself in its warm-up",
-        LLAMA: on_gpu.NO_LLAMA,
-    }
-    longest = [Asked((0,) * max(session.args.lengths), session.args.new_tokens)]
-    return on_gpu.with_ours((everyone, notes), contenders.OurStream, session.ours, longest)
 
 
 def for_many_requests(session: Session, requests: Sequence[Asked]) -> Field:
@@ -105,6 +99,8 @@ def for_many_requests(session: Session, requests: Sequence[Asked]) -> Field:
         CONTINUOUS: "continuous batching manager, paged sdpa",
     }
     add_llama(session, requests, (everyone, notes))
+    if session.args.device != "cpu":
+        return on_gpu.with_ours((everyone, notes), contenders.OurServer, session.ours, requests)
     config = contenders.serving_config(requests)
     everyone[OURS] = contenders.OurServer(session.ours, config)
     notes[OURS] = f"LLMEngine, {config.max_num_seqs} rows of {config.max_model_len}, "
@@ -113,7 +109,7 @@ def for_many_requests(session: Session, requests: Sequence[Asked]) -> Field:
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
-    """Load all contenders, time every workload, print its lines as they come → the figures."""
+    """Load all contenders and time every workload → the figures."""
     with ExitStack() as stack:
         folders = stack.enter_context(contenders.checkpoint_folders(args.shape, args.checkpoint))
         config = ModelConfig.from_pretrained(folders.weights)
@@ -130,74 +126,46 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         theirs = contenders.load_transformers(folders.weights, dtype, args.device)
         session = Session(args, folders, theirs, ours, stack)
         on_cpu = args.device == "cpu"
-        everyone, notes = (for_one_request if on_cpu else for_one_on_gpu)(session)
-        _tell(notes)
+        everyone, notes = for_one_request(session)
         figures: dict[str, Any] = {"contenders": notes}
-        optional = set(everyone) - {PEER, OURS}
         probe = roofline_probe(dtype, device=args.device)
         for length in sorted(set(args.lengths)):
+            _now(f"one request of {length} tokens, {args.rounds} rounds")
             asked = one_prompt(length, config.vocab_size, args.new_tokens)
-            done = race(everyone, asked, args.rounds, optional, probe)
+            done = race(everyone, asked, args.rounds, set(everyone) - {PEER, OURS}, probe)
             found = report.one_request(config, dtype.itemsize, done)
-            print("\n" + report.one_request_table(found), flush=True)
-            for key, values in found.items():
-                figures.setdefault(key, []).extend(values)
             if not on_cpu:
                 there = {name: one for name, one in everyone.items() if name in done.answers}
-                steps = on_gpu.steps(there, asked)
-                print("\n".join(on_gpu.told(steps, done.warm_up)), flush=True)
-                figures.setdefault("gpu_steps", []).append(steps)
-        if not many:
-            return figures
-        return figures | (serve(session, many) if on_cpu else serve_on_gpu(session, many))
+                found["gpu_steps"] = [on_gpu.steps(there, asked)]
+            for key, values in found.items():
+                figures.setdefault(key, []).extend(values)
+        if many:
+            _now(f"{len(many)} ragged requests, {args.serving_rounds} rounds")
+            figures["serving"] = serve(session, many)
+        if many and on_cpu:
+            _now("memories, and steps without a forward")
+            figures |= memory.measure(ours, many, args.serving_rounds, args.rounds)
+        return figures
 
 
 def serve(session: Session, requests: Sequence[Asked]) -> dict[str, Any]:
-    """The ragged race, the memories' and the cost of a step: printed, and as figures."""
+    """The ragged race, as figures. On a GPU all run it once before, which is the first run."""
     everyone, notes = for_many_requests(session, requests)
-    print()
-    _tell(notes)
-    rounds = session.args.serving_rounds
-    done = race(everyone, requests, rounds, {CONTINUOUS, LLAMA})
-    serving = {**report.many_requests(done, PEER, OURS), "contenders": notes}
-    print("\n" + report.many_requests_table(f"{len(requests)} ragged requests", serving))
-    ragged = memory.race_layouts(session.ours, requests, rounds)
-    num_shared = min(max(len(requests) // 2, 2), memory.SHARING)
-    prefix = memory.race_prefix_cache(session.ours, num_shared, rounds)
-    part = memory.part_of_shape(session.ours.dtype)
-    long = memory.measure_long_context(part, memory.BATCH, memory.CONTEXT, session.args.rounds)
-    costs = [memory.measure_step_cost(running) for running in memory.RUNNING]
-    account = {
-        "ragged": report.many_requests(ragged, memory.ROWS, memory.ROWS),
-        "prefix": report.many_requests(prefix, memory.NO_CACHE, memory.NO_CACHE),
-        "shared": memory.PREFIX / (memory.PREFIX + memory.OWN),
-        "long_context": long._asdict(),
-    }
-    print("\n" + report.memory_tables(account, costs), flush=True)
-    return {"serving": serving, "step_costs": costs, "memory": account}
+    optional, first = {CONTINUOUS, LLAMA}, None
+    if session.args.device != "cpu":
+        first = race(everyone, requests, 1, optional, warm_up=False)
+        everyone = {name: one for name, one in everyone.items() if name in first.samples}
+    done = race(everyone, requests, session.args.serving_rounds, optional, warm_up=first is None)
+    serving = {**report.many_requests(done, OURS), "contenders": notes}
+    if first:
+        serving["failed"] |= first.failed
+        serving["first_run"] = {name: samples[0] for name, samples in first.samples.items()}
+    return serving
 
 
-def serve_on_gpu(session: Session, requests: Sequence[Asked]) -> dict[str, Any]:
-    """The ragged race on a GPU: all of it once, which is the first run, and then in rounds."""
-    everyone, notes = for_many_requests(session, requests)
-    del everyone[OURS]
-    on_gpu.with_ours((everyone, notes), contenders.OurServer, session.ours, requests)
-    print()
-    _tell(notes)
-    first = race(everyone, requests, 1, {CONTINUOUS}, warm_up=False)
-    left = {name: one for name, one in everyone.items() if name in first.samples}
-    done = race(left, requests, session.args.serving_rounds)
-    serving = {**report.many_requests(done, PEER, OURS), "contenders": notes}
-    serving["failed"] = first.failed
-    serving["first_run"] = {name: samples[0] for name, samples in first.samples.items()}
-    print("\n" + report.many_requests_table(f"{len(requests)} ragged requests", serving))
-    for name, seconds in serving["first_run"].items():
-        print(f"{name}, first run: {serving['wanted_tokens'] / seconds:.1f} wanted/s")
-    return {"serving": serving}
-
-
-def _tell(notes: dict[str, str]) -> None:
-    print("\n".join(f"  {name}: {note}" for name, note in notes.items()), flush=True)
+def _now(what: str) -> None:
+    """What runs at the moment: the tables come in the end."""
+    print(f"{what} ...", file=sys.stderr, flush=True)
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -231,12 +199,11 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Read the command line, measure, print, write JSON if asked; 1 when it could not be run."""
+    """Read the command line, measure, print the tables, write JSON if asked; 1 if it cannot run."""
     args = parse(argv)
     try:
         load_model(contenders.TINY, args.device)  # a device that is not here is named
         machine = report.machine(args.dtype, args.device)
-        print(f"{args.shape}: " + ", ".join(f"{key} {value}" for key, value in machine.items()))
         figures = run(args)
     except ValueError as error:
         print(f"bench: {error}", file=sys.stderr)
@@ -252,7 +219,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "ours": OURS,
     }
     figures = {"machine": machine, "settings": settings, **figures}
-    print("", *verdicts(figures), sep="\n")
+    print(*record.section(figures, str(args.json or "")), sep="\n")
     if args.json:
         args.json.write_text(json.dumps(figures, indent=2) + "\n")
     return 0

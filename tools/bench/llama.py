@@ -22,7 +22,6 @@ from torch import Tensor
 from tools.bench.race import Answer, Asked, longest_request
 from tutorial_engine.model.config import ModelConfig
 
-NAME = "llama.cpp"
 PACKAGES = ("llama_cpp", "gguf")
 TYPES = {torch.float32: "F32", torch.bfloat16: "BF16"}  # ours -> GGML's
 MICRO_BATCH = 512  # tokens that llama.cpp computes at once; its own default
@@ -45,7 +44,7 @@ def why_not() -> str:
         for package in PACKAGES:
             importlib.import_module(package)
     except (ImportError, OSError, RuntimeError) as error:  # the latter two: its shared library
-        return f"{NAME}: {error}, skipped (python -m pip install llama-cpp-python gguf)"
+        return f"skipped: {error} (python -m pip install llama-cpp-python gguf)"
     return ""
 
 

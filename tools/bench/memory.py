@@ -7,13 +7,14 @@ import random
 import statistics
 import time
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from tools.bench.contenders import SHAPES, OurServer, serving_config
-from tools.bench.race import PAUSE, Answer, Asked, Race, in_turn, race
+from tools.bench.race import Answer, Asked, Race, race
+from tools.bench.report import Figures, many_requests
 from tutorial_engine.cache.paged import PagedKVCache
 from tutorial_engine.cache.paged_attention import NaivePagedAttention
 from tutorial_engine.cache.rows import StaticKVCache
@@ -38,7 +39,6 @@ SHARING = 16  # requests with that prefix, at most
 BATCH, CONTEXT = 8, 2048  # of the decode step over long contexts
 SHAPE, LAYERS = "qwen3-0.6b", 4  # whose decode step, and how much of it
 ALMOST_ALL = 0.95  # of the requests say the same in fp32: a tie may be broken the other way
-LOOP_ROUNDS = 3  # at most: it makes thousands of calls, and takes longer than all others
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.25}  # of logits, which are about 1 here
 RUNNING = (16, 256, 4096)  # requests
 STEPS = 24  # timed
@@ -48,6 +48,23 @@ NO_MODEL: dict[str, Any] = {  # a real model, as small as can be: it is never ru
     **{"num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": 2},
     "max_position_embeddings": 4096,
 }
+
+
+def measure(model: CausalLM, requests: Sequence[Asked], rounds: int, steps: int) -> Figures:
+    """All of it: so many rounds of requests, and of the step over long contexts."""
+    num_shared = min(max(len(requests) // 2, 2), SHARING)
+    long = race_long_contexts(part_of_shape(model.dtype), BATCH, CONTEXT, steps)
+    shape = f"{LAYERS} layers of {SHAPE} and their share of its head"
+    memory = {
+        "ragged": many_requests(race_layouts(model, requests, rounds), ROWS),
+        "prefix": many_requests(race_prefix_cache(model, num_shared, rounds), NO_CACHE),
+        "shared": PREFIX / (PREFIX + OWN),
+        "long_context": {
+            **many_requests(long, ROWS),
+            **{"batch": BATCH, "context": CONTEXT, "shape": shape},
+        },
+    }
+    return {"memory": memory, "step_costs": [measure_step_cost(running) for running in RUNNING]}
 
 
 # -- the same requests on two memories ------------------------------------------------------------
@@ -123,17 +140,6 @@ def checked(result: Race, reference: str, dtype: torch.dtype) -> Race:
 # -- one decode step over long contexts -----------------------------------------------------------
 
 
-class LongContext(NamedTuple):
-    """Medians of seconds of a decode step; `ratio` is each one's time over that of rows."""
-
-    batch: int
-    context: int
-    shape: str
-    seconds: dict[str, float]
-    ratio: dict[str, float]
-    samples: dict[str, list[float]]
-
-
 def part_of_shape(dtype: torch.dtype) -> CausalLM:
     """Random weights in SHAPE, with fewer layers and a vocabulary smaller by as much.
 
@@ -149,95 +155,83 @@ def part_of_shape(dtype: torch.dtype) -> CausalLM:
     return model
 
 
-@torch.inference_mode()
-def measure_long_context(model: CausalLM, batch: int, context: int, rounds: int) -> LongContext:
-    """The same decode step on rows, and on pages in each way of reading, `rounds` times in turn.
+class OneStep:
+    """The last token of each context, on one memory: the same step in every run."""
+
+    def __init__(
+        self,
+        model: CausalLM,
+        storage: KVStorage,
+        step: Sequence[ScheduledRequest],
+        attention: AttentionBackend | None = None,
+    ) -> None:
+        self.runner, self.step = ModelRunner(model, storage, attention), step
+        self.logits = torch.empty(0)
+
+    def serve(self, requests: Sequence[Asked]) -> Sequence[Answer]:
+        self.logits = self.runner.run(self.step)
+        return [Answer((token,)) for token in self.logits.argmax(-1).tolist()]
+
+
+def race_long_contexts(model: CausalLM, batch: int, context: int, rounds: int) -> Race:
+    """The same decode step on rows, and on pages in each way of reading.
 
     ValueError unless all give the same logits, and the same tokens in fp32.
     """
+    draw = random.Random(0)
+    vocab = range(model.config.vocab_size)
+    requests = [Asked(tuple(draw.choices(vocab, k=context)), 1) for _ in range(batch)]
+    config = EngineConfig(max_num_seqs=batch, max_model_len=context)
     on_rows = StaticKVCache.from_config(
         model.config, max_seqs=batch, max_len=context, dtype=model.dtype, device=model.device
     )
-    pages = PagedKVCache.from_config(
-        model.config,
-        block_size=BLOCK_SIZE,
-        num_blocks=batch * -(-context // BLOCK_SIZE),
-        dtype=model.dtype,
-        device=model.device,
-        prefix_caching=False,
-    )
-    row_step, page_step = (_step(memory, model, batch, context) for memory in (on_rows, pages))
-    contenders: dict[str, tuple[KVStorage, list[ScheduledRequest], AttentionBackend | None]] = {
-        ROWS: (on_rows.storage, row_step, None),
-        PAGES: (pages.storage, page_step, None),
-        LOOP: (pages.storage, page_step, NaivePagedAttention(pages)),
-        MANY_BLOCKS: (pages.storage, page_step, PagedAttention(pages)),
+    pages = pages_for(model, config, prefix_caching=False)
+    row_step, page_step = (fill(memory, requests) for memory in (on_rows, pages))
+    ways = {
+        ROWS: OneStep(model, on_rows.storage, row_step),
+        PAGES: OneStep(model, pages.storage, page_step),
+        LOOP: OneStep(model, pages.storage, page_step, NaivePagedAttention(pages)),
+        MANY_BLOCKS: OneStep(model, pages.storage, page_step, PagedAttention(pages)),
     }
-    samples: dict[str, list[float]] = {name: [] for name in contenders}
-    logits: dict[str, Tensor] = {}
-    for number in range(-1, rounds):
-        for name in in_turn(list(contenders), number):
-            if name == LOOP and number >= LOOP_ROUNDS:
-                continue
-            storage, step, attention = contenders[name]
-            runner = ModelRunner(model, storage, attention)
-            time.sleep(PAUSE)
-            began = time.perf_counter()
-            logits[name] = runner.run(step)
-            if number >= 0:
-                samples[name].append(time.perf_counter() - began)
-    _compare(logits, model.dtype)
-    seconds = {name: statistics.median(values) for name, values in samples.items()}
-    ratio = {name: value / seconds[ROWS] for name, value in seconds.items()}
-    about = f"{LAYERS} layers of {SHAPE} and their share of its head"
-    return LongContext(batch, context, about, seconds, ratio, samples)
+    done = race(ways, requests, rounds)
+    difference = max(float((way.logits - ways[ROWS].logits).abs().max()) for way in ways.values())
+    if difference > TOLERANCE[model.dtype]:
+        raise ValueError(
+            f"rows and pages disagree by {difference:.1e} in their logits: the comparison would "
+            "not be fair"
+        )
+    return checked(done, ROWS, model.dtype)
 
 
-def _step(
-    memory: StaticKVCache | PagedKVCache, model: CausalLM, batch: int, context: int
-) -> list[ScheduledRequest]:
+def fill(memory: StaticKVCache | PagedKVCache, asked: Sequence[Asked]) -> list[ScheduledRequest]:
     """Fill a memory with contexts → the step that runs the last token of each.
 
     The contexts grew together, a block at a time, as those of requests that are served side by
     side: so no two blocks of one table are neighbours. Each has the same random K and V on each
     memory, position by position.
     """
-    draw = random.Random(0)
-    ids = [draw.choices(range(model.config.vocab_size), k=context) for _ in range(batch)]
-    requests = [Request(str(i), token_ids) for i, token_ids in enumerate(ids)]
-    for start in range(0, context - 1, BLOCK_SIZE):
-        end = min(start + BLOCK_SIZE, context - 1)
+    requests = [Request(str(i), list(one.prompt)) for i, one in enumerate(asked)]
+    last = len(requests[0].token_ids) - 1
+    for start in range(0, last, BLOCK_SIZE):
+        end = min(start + BLOCK_SIZE, last)
         for request in requests:
             memory.allocate(request.request_id, request.token_ids[:end], start, end - start)
             memory.commit(request.request_id, request.token_ids[:end], end)
     spec, generator = memory.storage.spec, torch.Generator().manual_seed(0)
+    step = []
     for request in requests:
-        request.num_computed_tokens = context - 1
-        slots = torch.tensor(memory.describe(request.request_id).slots[: context - 1])
+        request.num_computed_tokens = last
+        slots = torch.tensor(memory.describe(request.request_id).slots[:last])
         for layer in range(spec.num_layers):
             k, v = (
                 torch.randn(len(slots), spec.num_kv_heads, dim, generator=generator)
                 for dim in (spec.k_head_dim, spec.v_head_dim)
             )
             memory.storage.write_slots(layer, slots, k.to(spec.dtype), v.to(spec.dtype))
-    step = []
-    for request in requests:
-        room = memory.allocate(request.request_id, request.token_ids, context - 1, 1)
+        room = memory.allocate(request.request_id, request.token_ids, last, 1)
         assert room is not None, "there is memory for all"
         step.append(ScheduledRequest(request, 1, room))
     return step
-
-
-def _compare(logits: dict[str, Tensor], dtype: torch.dtype) -> None:
-    """ValueError where a difference to the logits of rows is no rounding."""
-    reference = logits[ROWS]
-    difference = max(float((values - reference).abs().max()) for values in logits.values())
-    same = all(torch.equal(values.argmax(-1), reference.argmax(-1)) for values in logits.values())
-    if difference > TOLERANCE[dtype] or not (same or dtype != torch.float32):
-        raise ValueError(
-            f"rows and pages disagree by {difference:.1e} in their logits (same tokens: {same}): "
-            "the comparison would not be fair"
-        )
 
 
 # -- a step without its forward -------------------------------------------------------------------

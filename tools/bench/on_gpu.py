@@ -3,14 +3,13 @@
 Knows contenders and PyTorch's profiler (lab.on_gpu).
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from tools.bench.contenders import OurServer, serving_config
 from tools.bench.memory import pages_for
-from tools.bench.race import Asked, Contender
-from tools.bench.report import OURS
+from tools.bench.race import OURS, Asked, Contender
 from tutorial_engine.lab.on_gpu import profile_step
 from tutorial_engine.model.decoder import CausalLM
 
@@ -41,7 +40,7 @@ def with_ours(
     return everyone, notes
 
 
-def steps(everyone: Mapping[str, Contender], asked: Sequence[Asked]) -> dict[str, dict[str, Any]]:
+def steps(everyone: Mapping[str, Contender], asked: Sequence[Asked]) -> dict[str, Any]:
     """A decode step of each: the difference of a longer run and a shorter one, by the tokens."""
     (request,) = asked
     found = {}
@@ -53,15 +52,4 @@ def steps(everyone: Mapping[str, Contender], asked: Sequence[Asked]) -> dict[str
         found[name] = {
             key: (long[key] - short[key]) / MORE for key in ("seconds", "launches", "busy")
         }
-    return found
-
-
-def told(found: Mapping[str, Mapping[str, Any]], warm_up: Mapping[str, float]) -> Iterator[str]:
-    """A line for each: launches, work, waiting, and how long its warm-up took (compiling)."""
-    for name, step in found.items():
-        busy, seconds = step["busy"], step["seconds"]
-        yield (
-            f"{name}: {step['launches']:.0f} launches a token; the GPU works {1000 * busy:.2f} of "
-            f"{1000 * seconds:.2f} ms and waits {1 - busy / seconds:.0%}; warm-up "
-            f"{warm_up[name]:.1f} s"
-        )
+    return {"context": len(request.prompt), "of": found}

@@ -14,6 +14,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.container import BarContainer
 
+from tools.bench.record import short
 from tutorial_engine.viz.drawing.charts import label_bars, panels
 from tutorial_engine.viz.drawing.picture import Picture
 from tutorial_engine.viz.drawing.style import INK, PAPER, SERIES, finish, house_style
@@ -64,7 +65,7 @@ def _value(row: Mapping[str, Any], name: str) -> float:
     """What is drawn: ms per token of a decode, tokens per second of a prefill."""
     if row["phase"] == "decode":
         return row["seconds"][name] * 1000
-    return row["tokens_per_second"][name]
+    return row["context"] / row["seconds"][name]
 
 
 def _of(figures: Figures, phase: str, what: str = "rows") -> Rows:
@@ -93,7 +94,8 @@ def _bars(ax: Axes, figures: Figures, phase: str, names: Sequence[str]) -> None:
 
 def _servers(ax: Axes, serving: Mapping[str, Any], names: Sequence[str]) -> None:
     """A bar per server, ours last, named below it: wanted tokens per second."""
-    speeds, ours = serving["wanted_per_second"], names[-1]
+    ours, wanted = names[-1], serving["wanted_tokens"]
+    speeds = {name: wanted / seconds for name, seconds in serving["seconds"].items()}
     order, known = _last(ours, speeds), _last(ours, [*names, *speeds])
     for x, name in enumerate(order):
         bars = ax.bar([x], [speeds[name]], 0.6, **_look(name, known))
@@ -116,50 +118,18 @@ def _say_heights(ax: Axes, bars: BarContainer, size: float, bold: bool) -> None:
     # a paper background, where the line of the limit runs through
     paper = {"facecolor": PAPER, "edgecolor": "none", "pad": 0.8}
     weight = "bold" if bold else "normal"
-    heights = [_short(bar.get_height()) for bar in bars]
+    heights = [short(bar.get_height()) for bar in bars]
     label_bars(ax, bars, heights, padding=2, fontsize=size, bbox=paper, fontweight=weight)
 
 
-def _short(value: float) -> str:
-    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
-
-
 def _caption(figures: Figures) -> str:
-    """One sentence, from the same numbers."""
-    machine, settings, serving = figures["machine"], figures["settings"], figures.get("serving")
-    ours, peers = settings["ours"], (settings["peer"], "llama.cpp")
-    decode, prefill = _of(figures, "decode"), _of(figures, "prefill")
-
-    def values(rows: Rows) -> str:
-        return listed(_short(_value(row, ours)) for row in rows)
-
-    def faster(rows: Rows) -> str:
-        """`, 3.50 and 3.20× as fast as transformers`, for each peer that ran everywhere."""
-        told = ""
-        for peer in peers:
-            if all(peer in row["seconds"] for row in rows):
-                times = [row["seconds"][peer] / row["seconds"][ours] for row in rows]
-                told += f", {listed(f'{t:.2f}' for t in times)}× as fast as {peer}"
-        return told
-
-    floors = [f"{floor['times'][ours]:.2f}" for floor in _of(figures, "decode", "floors")]
-    many = ""
-    if serving:
-        speeds = serving["wanted_per_second"]
-        many = (
-            f"; {serving['num_requests']} ragged requests at once get {_short(speeds[ours])} "
-            f"wanted tokens/s (medians of {settings['serving_rounds']} rounds)"
-        )
-        for peer in peers:
-            if peer in speeds:
-                many += f", {speeds[ours] / speeds[peer]:.2f}× as many as from {peer}"
+    """One sentence, from the same numbers; the tables of the run have the others."""
+    machine, settings, decode = figures["machine"], figures["settings"], _of(figures, "decode")
+    took = listed(short(_value(row, settings["ours"])) for row in decode)
     return (
         f"{settings['shape']} in {machine['dtype']} on {machine['threads']} threads of "
         f"{machine['processor']}, medians of {settings['rounds']} rounds: after a prompt of "
-        f"{listed(str(row['context']) for row in decode)} tokens each new one takes us "
-        f"{values(decode)} ms{faster(decode)}"
-        f"{f', {listed(floors)}× the limit set by memory' if floors else ''}; the prompt itself "
-        f"runs at {values(prefill)} tokens/s{faster(prefill)}{many}."
+        f"{listed(str(row['context']) for row in decode)} tokens each new one takes us {took} ms."
     )
 
 

@@ -14,6 +14,7 @@ import torch
 from tutorial_engine.lab.roofline import Roofline
 from tutorial_engine.lab.workload import ragged
 
+OURS, LLAMA = "ours", "llama.cpp"
 PEER = "transformers"  # what the others are divided by
 PAUSE = 0.01  # seconds between two contenders, in which the threads of the one before go to sleep
 WARM_UP_TOKENS = 4  # at most so many per request, in the run that is not timed

@@ -1,7 +1,8 @@
-"""The record of speed: `python -m tools.bench.record` writes docs/bench/README.md.
+"""Figures as Markdown: what the bench prints in the end, and its pages.
 
-From the figures that lie there as JSON, with a verdict for each goal. A goal is a ratio of two
-things that were measured in the same run, or microseconds of bookkeeping. Measures nothing.
+`python -m tools.bench.record` writes docs/bench/README.md from the figures that lie there as JSON,
+with a verdict for each goal. A goal is a ratio of two things that were measured in the same run, or
+microseconds of bookkeeping. Measures nothing.
 """
 
 import json
@@ -12,6 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from tools.bench.race import LLAMA
 from tutorial_engine.cache.config import KVCacheSpec
 from tutorial_engine.engine.replay import Size
 from tutorial_engine.lab import on_gpu
@@ -21,11 +23,11 @@ from tutorial_engine.model.config import ModelConfig
 
 FOLDER = Path(__file__).resolve().parents[2] / "docs" / "bench"
 PAGE = "README.md"
-LLAMA = "llama.cpp"
 Figures = Mapping[str, Any]  # what `python -m tools.bench --json` writes
 # shape -> phase -> at least so many times the speed of (transformers, llama.cpp)
 SPEED: dict[str, dict[str, tuple[float, float | None]]] = {
     "tiny": {"decode": (1.6, None), "ragged": (1.6, None)},
+    "smollm2": {"decode": (1.5, None), "ragged": (1.6, None)},
     "qwen3-0.6b": {"prefill": (0.95, None), "decode": (1.0, 0.95), "ragged": (2.0, None)},
 }
 ON_GPU: dict[str, tuple[float, float | None]] = {"decode": (8.0, None), "ragged": (3.5, None)}
@@ -35,9 +37,15 @@ HEAD = """# Measured speed
 
 Written by `python -m tools.bench.record` from the files beside it. Each section is one run of the
 bench on one machine; all contenders of a run were timed in turns in the same process. A figure is
-the median of the rounds, with the fastest and the slowest round in brackets. Machines differ, and
-one machine differs within minutes: compare within a section, not between sections.
+the median of the rounds, with the least and the most in brackets. Machines differ, and one machine
+differs within minutes: compare within a section, not between sections.
 Beside vLLM: [vllm.md](vllm.md). On a GPU: [gpu.md](gpu.md).
+
+- **tokens/s:** of many requests, the tokens that were asked for; padding does not count.
+- **× transformers:** how many times as fast as transformers. The other columns with × read alike.
+- **÷ limit:** its time divided by the least that the machine needs: for a prefill all operations at
+  the speed of a large matmul, for a decode all weights read once.
+- **same tokens:** how many are those of transformers, before the first other one.
 """
 GPU_HEAD = f"""# On a GPU
 
@@ -70,7 +78,7 @@ class Verdict(NamedTuple):
     def __str__(self) -> str:
         mark, sign = "✔" if self.is_met else "✘", "≥" if self.at_least else "≤"
         goal = f"goal {sign} {self.bound:g}{self.unit}"
-        return f"{mark} {self.what}: {self.measured:.2f}{self.unit} ({goal})"
+        return f"{mark} {self.what}: {self.measured:#.3g}{self.unit} ({goal})"
 
 
 def verdicts(figures: Figures) -> list[Verdict]:
@@ -106,7 +114,141 @@ def verdicts(figures: Figures) -> list[Verdict]:
 
 def page(files: Mapping[str, Figures]) -> str:
     """The whole page, a section for each file of figures. Plain Markdown."""
-    return "\n".join([HEAD, *("\n".join(_section(*each)) for each in files.items())])
+    parts = ("\n".join(section(one, f"docs/bench/{name}")) for name, one in files.items())
+    return "\n".join([HEAD, *parts])
+
+
+def section(figures: Figures, file: str = "") -> Iterator[str]:
+    """A run, as the bench prints it in the end and as the page has it: lines of Markdown.
+
+    `file` is where its figures are, for the command that measures them anew.
+    """
+    machine, settings, serving = figures["machine"], figures["settings"], figures.get("serving")
+    yield f"## {settings['shape']}, {machine['dtype']}, {machine['processor']}\n"
+    versions = ("python", "torch", "transformers", "llama-cpp-python")
+    told = ", ".join(f"{key} {machine[key] or 'not installed'}" for key in versions)
+    yield f"- **Machine:** {machine['processor']}, {machine['threads']} threads; {told}."
+    options = {key: value for key, value in settings.items() if key not in ("peer", "ours")}
+    options |= {"dtype": machine["dtype"], "requests": serving["num_requests"] if serving else 0}
+    options |= {"json": file} if file else {}
+    command = "python -m tools.bench"
+    for key, value in options.items():
+        words = value if isinstance(value, list) else [value]
+        command += f" --{key.replace('_', '-')} {' '.join(map(str, words))}"
+    yield f"- **Command:** `{command}`\n"
+    yield from _notes("One request", figures["contenders"])
+    for context in dict.fromkeys(row["context"] for row in figures["rows"]):
+        yield from _one_request(figures, context)
+    if serving:
+        yield from _notes("Many requests", serving["contenders"])
+        yield from many(f"{serving['num_requests']} ragged requests", serving)
+    if memory := figures.get("memory"):
+        ragged, prefix, long = (memory[name] for name in ("ragged", "prefix", "long_context"))
+        yield from many(f"{ragged['num_requests']} ragged requests", ragged)
+        share = f"{prefix['num_requests']} requests, {memory['shared']:.0%} of each prompt shared"
+        yield from many(share, prefix)
+        yield f"A decode step of {long['shape']}:\n"
+        yield from many(f"{long['batch']} contexts of {long['context']}", long, ["ms"])
+    yield "Goals:\n"
+    yield from (f"- {verdict}" for verdict in verdicts(figures))
+    yield ""
+
+
+def _notes(title: str, notes: Mapping[str, str]) -> Iterator[str]:
+    yield f"{title}:\n"
+    yield from (f"- {name}: {note}" for name, note in notes.items())
+    yield ""
+
+
+def _one_request(figures: Figures, context: int) -> Iterator[str]:
+    """All about one prompt: its prefill, its decode, the machine's limits in the same rounds."""
+    rows, floors, (check,), (limits,), steps = (
+        [one for one in figures.get(key, []) if one["context"] == context]
+        for key in ("rows", "floors", "checks", "rooflines", "gpu_steps")
+    )
+    same = {name: f"{n} of {check['new_tokens']}" for name, n in check["tokens_equal"].items()}
+    for row, floor in zip(rows, floors, strict=True):
+        units = ["ms", "tokens/s"] if row["phase"] == "prefill" else ["ms"]
+        more = {"÷ limit": {n: f"{s / floor['seconds']:.2f}" for n, s in row["seconds"].items()}}
+        more["same tokens"] = same
+        yield from table(f"{row['phase']} at {context}", row, units, more)
+    yield from _failed(check)
+    yield (
+        f"Limits in these rounds: {limits['peak_flops'] / 1e9:.0f} GFLOP/s in a large matmul, "
+        f"memory {limits['bandwidth'] / 1e9:.0f} GB/s; all weights are read in "
+        f"{short(1000 * floors[1]['seconds'])} ms, with K and V in "
+        f"{short(1000 * floors[1]['with_cache'])} ms.\n"
+    )
+    for name, step in ((name, step) for one in steps for name, step in one["of"].items()):
+        busy, seconds = step["busy"], step["seconds"]
+        yield (
+            f"- {name}: {step['launches']:.0f} launches a token; the GPU works {1000 * busy:.2f} "
+            f"of {1000 * seconds:.2f} ms and waits {1 - busy / seconds:.0%}; warm-up "
+            f"{check['warm_up'][name]:.1f} s"
+        )
+    yield from [""] * len(steps)
+
+
+def many(
+    title: str, race: Figures, units: Sequence[str] = ("seconds", "tokens/s")
+) -> Iterator[str]:
+    """The table of a race of many requests, and who could not run."""
+    more = {}
+    if "first_run" in race:
+        first = race["first_run"].items()
+        more["first run, tokens/s"] = {n: short(race["wanted_tokens"] / s) for n, s in first}
+    if "agreement" in race:
+        more[f"same tokens as {race['reference']}"] = {
+            name: f"{same['tokens']} of {race['wanted_tokens']} "
+            f"({same['requests']} of {race['num_requests']} requests)"
+            for name, same in race["agreement"].items()
+        }
+    yield from table(title, race, units, more)
+    yield from _failed(race)
+
+
+def _failed(race: Figures) -> Iterator[str]:
+    failed = race.get("failed", {})
+    yield from (f"- {name} could not run: {why}" for name, why in failed.items())
+    yield from [""] * bool(failed)
+
+
+def table(
+    title: str, race: Figures, units: Sequence[str], more: Mapping[str, Mapping[str, str]]
+) -> Iterator[str]:
+    """A line for each contender: medians, its speed beside the first one's and llama.cpp's, more.
+
+    Plain Markdown, its columns as wide as their cells, so that it can be read in a terminal too.
+    """
+    seconds, samples = race["seconds"], race["samples"]
+    tokens = race.get("wanted_tokens", race.get("context"))
+    scale = {"ms": lambda s: 1000 * s, "seconds": lambda s: s, "tokens/s": lambda s: tokens / s}
+    columns = [[title, *seconds]]
+    columns += [[unit, *(_spread(map(scale[unit], samples[n])) for n in seconds)] for unit in units]
+    peers = dict.fromkeys([next(iter(seconds)), *({LLAMA} & seconds.keys())])
+    for peer in peers:
+        columns.append([f"× {peer}", *(f"{seconds[peer] / s:.2f}" for s in seconds.values())])
+    columns += [[head, *(cells[name] for name in seconds)] for head, cells in more.items()]
+    widths = [max(map(len, column)) for column in columns]
+    lines = [*zip(*columns, strict=True)]
+    lines.insert(1, tuple("-" * width for width in widths))
+    for line in lines:
+        yield f"| {' | '.join(map(str.ljust, line, widths))} |"
+    yield ""
+
+
+def _spread(values: Iterable[float]) -> str:
+    """The median, the least and the most."""
+    numbers = [*values]
+    low, mid, high = (
+        short(value) for value in (min(numbers), statistics.median(numbers), max(numbers))
+    )
+    return f"{mid} ({low}–{high})"
+
+
+def short(value: float) -> str:
+    """Three digits, or all before the point."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def gpu_page() -> str:
@@ -150,69 +292,6 @@ def gpu_page() -> str:
         "",
     ]
     return "\n".join(lines)
-
-
-def _section(name: str, figures: Figures) -> Iterator[str]:
-    machine, settings, serving = figures["machine"], figures["settings"], figures.get("serving")
-    yield f"## {settings['shape']}, {machine['dtype']}, {machine['processor']}\n"
-    versions = ("python", "torch", "transformers", "llama-cpp-python")
-    told = ", ".join(f"{key} {machine[key] or 'not installed'}" for key in versions)
-    yield f"- **Machine:** {machine['processor']}, {machine['threads']} threads; {told}."
-    for roofline in figures["rooflines"][:1]:
-        yield (
-            f"- **Its limits in this run:** memory {roofline['bandwidth'] / 1e9:.0f} GB/s, a large "
-            f"matmul {roofline['peak_flops'] / 1e9:.0f} GFLOP/s."
-        )
-    command = f"python -m tools.bench --shape {settings['shape']} --dtype {machine['dtype']}"
-    if settings.get("device", "cpu") != "cpu":
-        command += f" --device {settings['device']}"
-    command += f" --lengths {' '.join(map(str, settings['lengths']))} --rounds {settings['rounds']}"
-    if serving:
-        command += f" --requests {serving['num_requests']}"
-        command += f" --serving-rounds {settings['serving_rounds']}"
-    yield f"- **Command:** `{command} --json docs/bench/{name}`\n"
-    for row in figures["rows"]:
-        title = f"{row['phase']} at {row['context']}"
-        yield from _table([title, "ms"], row, 1000)
-    memory = figures.get("memory", {})
-    for race in filter(None, (serving, memory.get("ragged"), memory.get("prefix"))):
-        title = f"{race['num_requests']} requests"
-        yield from _table([title, "seconds", "wanted tokens/s"], race, 1, race["wanted_per_second"])
-    if memory:
-        long = memory["long_context"]
-        title = f"decode, {long['batch']} contexts of {long['context']}, {long['shape']}"
-        yield from _table([title, "ms"], long, 1000)
-    yield "Goals:\n"
-    yield from (f"- {verdict}" for verdict in verdicts(figures))
-    yield ""
-
-
-def _table(
-    titles: list[str], race: Figures, scale: float, more: Mapping[str, float] | None = None
-) -> Iterator[str]:
-    """A line for each contender: its median and spread, and its speed beside the first one's."""
-    first = next(iter(race["seconds"]))
-    lines: Iterable[Sequence[str]] = (
-        [
-            who,
-            _spread(race["samples"][who], scale),
-            *([f"{more[who]:.0f}"] if more else []),
-            f"{race['seconds'][first] / seconds:.2f}",
-        ]
-        for who, seconds in race["seconds"].items()
-    )
-    titles = [*titles, f"× {first}"]
-    yield f"| {' | '.join(titles)} |"
-    yield "|---" * len(titles) + "|"
-    yield from (f"| {' | '.join(line)} |" for line in lines)
-    yield ""
-
-
-def _spread(samples: Sequence[float], scale: float) -> str:
-    """Median, fastest and slowest round."""
-    numbers = (min(samples), statistics.median(samples), max(samples))
-    low, mid, high = (f"{scale * value:.3g}" for value in numbers)
-    return f"{mid} ({low} to {high})"
 
 
 def stored() -> dict[str, Any]:

@@ -32,6 +32,7 @@ from tutorial_engine.trace.events import BlockTaken, Preempted, TokenSampled
 from tutorial_engine.viz import block_view, throughput_latency, token_labels
 from tutorial_engine.viz.run.scheduler_run import SchedulerRun
 from tutorial_engine.viz.views.scheduler_view import SchedulerView
+from tutorial_engine.viz.words import listed
 
 Numbers = dict[str, Any]
 PEOPLE, THINGS = "Anna Ben Mia Tom Lily Sam".split(), ("a red kite", "a blue ball", "a green hat")
@@ -77,12 +78,6 @@ def table(head: Sequence[object], rows: Sequence[Sequence[object]]) -> str:
     """A table in Markdown."""
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
-
-
-def listed(values: Sequence[object]) -> str:
-    """ "1, 2 and 3"."""
-    *most, last = map(str, values)
-    return f"{', '.join(most)} and {last}" if most else last
 
 
 # -- 01 -------------------------------------------------------------------------------------------
@@ -262,7 +257,7 @@ def _filters(draw: Random) -> Numbers:
         "k": k,
         "p": p,
         "least": least,
-        "left": listed(left(k, p, least)),
+        "left": listed(map(str, left(k, p, least))),
         "border": f"{least * percent[0] / 100:.2g}",
     }
 
@@ -291,7 +286,7 @@ def _timeline(draw: Random) -> Numbers:
     lengths = [draw.randint(9, 11), draw.randint(5, 7), draw.randint(3, 5)]
     limits: Numbers = {"max_num_batched_tokens": 8, "max_num_seqs": 2}
     trace, outputs = served(texts(draw, lengths), [5, 3, 4], **limits)
-    labels = {i: name for i, name in enumerate(token_labels(tiny()[1], [*range(512)]))}
+    labels = dict(enumerate(token_labels(tiny()[1], [*range(512)])))
     run = SchedulerRun.of(trace, labels)
     ttft = outputs[2].metrics.ttft
     tpot = outputs[1].metrics.tpot
@@ -385,7 +380,7 @@ def _pages(draw: Random) -> Numbers:
     trace, _ = served(texts(draw, lengths), [8, 8, 8], memory, max_num_batched_tokens=64)
     past = [*history(trace)]
     one = past[step].after.requests
-    labels = {i: name for i, name in enumerate(token_labels(tiny()[1], [*range(512)]))}
+    labels = dict(enumerate(token_labels(tiny()[1], [*range(512)])))
     who = draw.choice("AB")
     pos = one[who].num_computed_tokens - 1
     assert pos >= 8, "in its third block, behind the blocks of others"
@@ -406,7 +401,7 @@ def _pages(draw: Random) -> Numbers:
         "block": block,
         "offset": pos % 4,
         "slot": block * 4 + pos % 4,
-        "free": listed(free) if free else "none",
+        "free": listed(map(str, free)) if free else "none",
         "empty": ", ".join(f"{name} {n}" for name, n in empty.items()),
         "step": next_step,
         "next": listed([f"{one.request_id} (block {one.block})" for one in taken]),
@@ -428,8 +423,8 @@ def _cells(draw: Random) -> Numbers:
     return {
         "table": said,
         "cell": cell,
-        "seen": listed(sorted(seen)),
-        "freed": listed(sorted(freed)),
+        "seen": listed(map(str, sorted(seen))),
+        "freed": listed(map(str, sorted(freed))),
     }
 
 
@@ -496,7 +491,7 @@ def _queue(draw: Random) -> Numbers:
         "number": number,
         "tokens": tokens,
         "table": ", ".join(map(str, held)),
-        "others": listed(sorted(set(range(number)) - set(held))),
+        "others": listed(map(str, sorted(set(range(number)) - set(held)))),
         "order": ", ".join(map(str, order)),
         "taken": taken,
         "gone": ", ".join(map(str, order[:taken])),

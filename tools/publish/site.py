@@ -51,6 +51,12 @@ LINK = re.compile(r"(\[[^\]]*\])\((?!https?:|#)([^)\s]+)\)")
 PLAIN_HTML = re.compile(r'(?:src|srcset)="([^":]+)"')  # Sphinx copies only what Markdown names
 IMPORTED = re.compile(r"^from (tutorial_engine[\w.]*) import (\(.*?\)|.*?$)", re.M | re.S)
 PICTURE = re.compile(r"!\[[^\]]*\]\(([^)]+\.(?:png|svg))\)")
+NEIGHBOURS = "```{toctree}\n:hidden:\n:glob:\n*\n```\n"  # the pages beside this one, by name
+DECISIONS = f"""# Decision records
+
+Choices that may surprise a newcomer, and their reasons.
+
+{NEIGHBOURS.replace(":hidden:", ":maxdepth: 1")}"""
 UNSEARCHED = "---\nnosearch: true\n---\n"  # so that lessons are found first
 SOCIAL = "04_pages.png"  # what a message with a link to the site shows
 WIDE = 560  # a card whose picture is so wide takes a line of its own
@@ -209,8 +215,7 @@ def lessons_page() -> str:
         "an answer: the page says whether it is right, and why. To write the exercises, run the "
         "notebook.\n"
     )
-    names = [page.name for lesson in LESSONS for page in pages(lesson)]
-    return "\n".join([head, lessons_list(""), "", "```{toctree}", ":hidden:", *names, "```", ""])
+    return "\n".join([head, lessons_list(""), "", NEIGHBOURS])
 
 
 def bridge(lesson: Lesson) -> str:
@@ -240,12 +245,6 @@ def quiz_page() -> str:
             where = f"{lesson.code}.{number} · Section {link(lesson, one.heading)}"
             lines += [one.html(""), "", where, ""]
     return "\n".join(lines)
-
-
-def decisions_page(names: list[str]) -> str:
-    """The list of the decision records."""
-    head = "# Decision records\n\nChoices that may surprise a newcomer, and their reasons.\n"
-    return "\n".join([head, "```{toctree}", ":maxdepth: 1", *names, "```", ""])
 
 
 def shown_in() -> dict[str, list[Lesson]]:
@@ -317,7 +316,7 @@ def gather(folder: Path) -> None:
     for room in ("bench", "decisions", "teaching"):
         documents |= {path: f"{room}/{path.name}" for path in (DOCS / room).glob("*.md")}
     for path, name in documents.items():
-        under = teaching_tree() if name == "teaching/README.md" else ""
+        under = f"\n{NEIGHBOURS}" if name == "teaching/README.md" else ""
         alone = "---\norphan: true\n---\n" if path == CHANGELOG else ""
         _write(folder / name, alone + localised(path) + under)
         for words in PICTURE.findall(path.read_text(encoding="utf-8")):
@@ -328,13 +327,12 @@ def gather(folder: Path) -> None:
             picture = folder / "extra" / Path(name).parent / words
             picture.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(path.parent / words, picture)
-    decisions = sorted(path.stem for path in (DOCS / "decisions").glob("*.md"))
     made = {
         "glossary.md": glossary_page(),
         "players.md": players_page(),
         "lessons/index.md": lessons_page(),
         "quiz.md": quiz_page(),
-        "decisions/index.md": decisions_page(decisions),
+        "decisions/index.md": DECISIONS,
         **{f"api/{name}.md": page for name, page in api_pages()},
     }
     known = {"cards": cards(), "lessons": lessons_list("lessons/"), "first": name_of(LESSONS[0])}
@@ -347,14 +345,6 @@ def gather(folder: Path) -> None:
     made["model_card.md"] = filled((SITE / "model_card.md").read_text(encoding="utf-8"), facts())
     for name, page in made.items():
         _write(folder / name, page)
-
-
-def teaching_tree() -> str:
-    """The pages for teachers, below their first page and not in the sidebar of all."""
-    names = [
-        path.stem for path in sorted((DOCS / "teaching").glob("*.md")) if path.stem != "README"
-    ]
-    return "\n".join(["", "```{toctree}", ":hidden:", *names, "```", ""])
 
 
 def write_lesson(page: Page, lesson: Lesson, folder: Path) -> None:

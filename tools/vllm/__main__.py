@@ -12,15 +12,15 @@ import random
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from tools.bench.report import OURS, Figures
-from tools.bench.report import many_requests_table as as_text
+from tools.bench.record import many
+from tools.bench.report import Figures
 from tools.vllm import ends, environment, examples, real, speed
 from tutorial_engine import as_vllm
 from tutorial_engine.engine.llm import LLM
@@ -162,31 +162,23 @@ def page(vllm: str, command: str, told: Sequence[str], races: Sequence[Figures])
     head = (
         f"# Beside vLLM {vllm}\n\nWritten by `{command}`. Machine: {processor_name()}, "
         f"{torch.get_num_threads()} threads, Python {platform.python_version()}, torch "
-        f"{torch.__version__} here and {versions.get('torch', '?')} there.\n\n"
+        f"{torch.__version__} here and {versions.get('torch', '?')} there.\n"
     )
-    return head + "".join(f"- {one}.\n" for one in told) + "\n" + "\n".join(_table(races)) + "\n"
-
-
-def _table(races: Sequence[Figures]) -> Iterator[str]:
-    """A line for each engine and model, and how they were measured."""
     options = speed.OPTIONS
-    yield f"{speed.NUM_REQUESTS} requests at once, {options['dtype']}, greedy, the same options of"
-    yield f"`LLM` (blocks of {options['block_size']} tokens, {options['max_num_batched_tokens']} "
-    yield "tokens a step, no prefix cache), in turns; medians of all rounds. vLLM has no preloaded"
-    yield "libraries (tcmalloc, libiomp). Compare within one model only.\n"
-    yield "| model | engine | output tokens/s | fastest and slowest round | × ours | same tokens |"
-    yield "|---|---|---|---|---|---|"
-    for race in races:
-        wanted = race["wanted_tokens"]
-        for name, seconds in race["seconds"].items():
-            best, worst = (wanted / f(race["samples"][name]) for f in (min, max))
-            same = race["agreement"][name]["tokens"]
-            yield (
-                f"| {race['shape']} | {name} | {wanted / seconds:.0f} | {best:.0f}, {worst:.0f} | "
-                f"{race['seconds'][OURS] / seconds:.2f} | {same} of {wanted} |"
-            )
-        for name, why in race["failed"].items():
-            yield f"| {race['shape']} | {name} | did not run: {why} | | | |"
+    how = (
+        f"{speed.NUM_REQUESTS} requests at once, {options['dtype']}, greedy, the same options of\n"
+        f"`LLM` (blocks of {options['block_size']} tokens, {options['max_num_batched_tokens']} "
+        "tokens a step, no prefix cache), in turns; output\ntokens a second: the median of all "
+        "rounds, with the least and the most in brackets. vLLM has no\npreloaded libraries "
+        "(tcmalloc, libiomp). Compare within one model only.\n"
+    )
+    return "\n".join([head, *(f"- {one}." for one in told), "", how, *map(table, races)])
+
+
+def table(race: Figures) -> str:
+    """A line for each engine, of one model."""
+    title = f"{race['shape']}, {race['num_requests']} requests"
+    return "\n".join(many(title, race, ["tokens/s"]))
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -228,7 +220,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if shape == "smollm2" and not where_it_is().is_dir():
             continue
         races.append(speed.measure(shape, args.rounds))
-        print("\n" + as_text(shape, races[-1]), flush=True)
+        print("\n" + table(races[-1]), flush=True)
     if races:
         command = f"make vllm SEED={seed} RUNS={args.runs}"
         PAGE.write_text(page(vllm, command, told, races), encoding="utf-8")

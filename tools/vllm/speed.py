@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 from tools.bench.contenders import checkpoint_folders
-from tools.bench.race import Answer, Asked, Contender, race
-from tools.bench.report import OURS, Figures, many_requests
+from tools.bench.race import OURS, Answer, Asked, Contender, race
+from tools.bench.report import Figures, many_requests
 from tools.vllm import environment
 from tutorial_engine.engine.llm import LLM
 from tutorial_engine.lab.workload import ragged
@@ -116,5 +116,5 @@ def measure(shape: str, rounds: int) -> Figures:
             stack.callback(vllm.close)
             everyone[name], told = vllm, vllm.told
         done = race(everyone, requests, rounds, optional={EAGER, COMPILED})
-        found = many_requests(done, OURS, OURS)
+        found = many_requests(done, OURS)
         return found | {"shape": shape, "told": told, "failed": found["failed"] | failed}
