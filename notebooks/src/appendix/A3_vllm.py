@@ -1,15 +1,15 @@
 # %% [markdown]
 # # A3 · The same requests in vLLM
 #
-# vLLM is an engine that serves many users on many GPUs. Here you see what it decided for some requests, step by step.
-# The engine of these notebooks then decides for the same ones.
+# vLLM is an engine that serves many users on many GPUs. Here you see what it decided for some requests, and what the
+# engine of these notebooks decides for the same ones.
 #
-# **What you can do at the end:** you look at a step of vLLM, and say before it runs who runs, who must give memory
-# back, which block is taken, and how many tokens are found. You also know what this course has not compared.
+# **At the end** you say of a step of vLLM, before you see it, who runs, who gives memory back, which block is taken,
+# and how many tokens are found.
 #
-# You do not need vLLM: its runs were recorded on a CPU, with vLLM 0.32.0 and the small model of these notebooks. The
-# records are part of the package. The appendix comes after notebooks 03 to 05, and takes about 1½ hours; a beginner
-# needs 2½. After section 3 is a good place for a pause.
+# You do not need vLLM: its runs were recorded on a CPU, with vLLM 0.32.0 and our small model, and are in the
+# package. It comes after notebooks 03 to 05, and takes about 1½ hours; a beginner needs 2½. A good
+# place for a pause is after section 3.
 
 # %% [markdown]
 # <details><summary>Words of notebooks 03 to 05 that come again</summary>
@@ -500,7 +500,8 @@ block_view(burst, 0, num_drawn=8)
 # | `r0` | 0 1 2 | 2 | | 0 and 1, by others |
 # | `r1` | 0 1 3 | 3, before 2 | 1 | 0, by `r2` |
 # | `r2` | 0 4 5 | 5, before 3 | 4, then 0 | |
-#
+
+# %% [markdown]
 # So the queue is 5 3 2, then the blocks that were free before, then 1 4 0. (Block 4 is full by now: `r2` wrote its answer
 # into it, too.) In step 12 `r3` finds blocks 0 and 1, and takes block 5.
 
@@ -561,11 +562,7 @@ check_log(log)
 #
 # **Objective:** open the function of vLLM that does what you know.
 #
-# The file of vLLM's scheduler has 3,436 lines (0.32.0). The next cell counts ours. Most other lines serve what our engine
-# does not have, for example images in a prompt, or more than one machine. Each row names our function and vLLM's. The link
-# leads to its line in version 0.32.0. Begin with the four rows that are open. The others open with a click.
-#
-# Before you read its code, look at what `BlockPool.free_blocks` of vLLM did. The next cell prints vLLM's own queue, in
+# Before you read code of vLLM, look at what `BlockPool.free_blocks` of vLLM did. The next cell prints vLLM's own queue, in
 # vLLM's own numbers (its block 1 is our block 0), around step 19 of the first run: `A`, `B` and `C` end, each with one block
 # that is not full. It also compares the queue after each step with ours. Where vLLM is installed, it prints the function.
 
@@ -573,10 +570,8 @@ check_log(log)
 before, after = queues(said)[18:20]
 print("vLLM, before step 19:", *(block + 1 for block in before), f"({len(before)} are free)")
 print("vLLM, after step 19: ", *(block + 1 for block in after), f"({len(after)} are free)")
-for name, (run, again) in {
-    "four requests": (said, ours_of_four),
-    "small pool": (theirs, ours),
-}.items():
+both = {"four requests": (said, ours_of_four), "small pool": (theirs, ours)}
+for name, (run, again) in both.items():
     pairs = list(zip(queues(run), queues(again), strict=True))
     print(f"{name}: the queue is ours after {sum(a == b for a, b in pairs)} of {len(pairs)} steps")
 if importlib.util.find_spec("vllm"):
@@ -587,7 +582,11 @@ if importlib.util.find_spec("vllm"):
     print(inspect.getsource(BlockPool.free_blocks))
 
 # %% [markdown]
-# `C` ended last, and its block 3 is the first one now.
+# `C` ended last, and its block, vLLM's 3, is the first one now.
+#
+# The file of vLLM's scheduler has 3,436 lines (0.32.0). The next cell counts ours. Most other lines serve what our engine
+# does not have, for example images in a prompt, or more than one machine. Each row names our function and vLLM's. The link
+# leads to its line in version 0.32.0. Begin with the four rows that are open. The others open with a click.
 #
 # **A question for vLLM's code.** Open `BlockPool.free_blocks` in the table below. Of the blocks without a hash, those of
 # the request that ended last are taken first. A comment says why. What is the reason?
@@ -650,7 +649,8 @@ overlap_picture(plan=3, forward=7, steps=4)
 # names that both know, and what differs. In vLLM `LLM(..., tensor_parallel_size=2)` divides the
 # model among two GPUs, as appendix A1 does with two processes. To divide one model among several machines, vLLM needs Ray
 # (a library that starts programs on many machines) or its option `--nnodes`.
-#
+
+# %% [markdown]
 # **No such run was recorded for this course**: all its runs of vLLM are of one process on one CPU. By vLLM's code, one scheduler plans
 # for all GPUs of a model. So we expect the plans, blocks and hits that you know, if asynchronous scheduling is off and the layers are
 # not divided among machines (*pipeline parallelism*). We have not seen it.
