@@ -4,12 +4,11 @@
 # vLLM is an engine that serves many users on many GPUs. Here you see what it decided for some requests, and what the
 # engine of these notebooks decides for the same ones.
 #
-# **At the end** you say of a step of vLLM, before you see it, who runs, who gives memory back, which block is taken,
-# and how many tokens are found.
+# **At the end** you say what a step of vLLM will do: who runs, who gives memory back, which block is taken, and how many
+# tokens are found.
 #
-# You do not need vLLM: its runs were recorded on a CPU, with vLLM 0.32.0 and our small model, and are in the
-# package. It comes after notebooks 03 to 05, and takes about 1½ hours; a beginner needs 2½. A good
-# place for a pause is after section 3.
+# You do not need vLLM: its runs, recorded on a CPU with vLLM 0.32.0 and our small model, are in the package. This appendix
+# comes after notebooks 03 to 05, and takes about 1½ hours; a beginner needs 2½. A good place for a pause is after section 3.
 
 # %% [markdown]
 # <details><summary>Words of notebooks 03 to 05 that come again</summary>
@@ -23,8 +22,8 @@
 #
 # </details>
 #
-# Some pictures appear only after you have chosen an answer. If you only read this page, a fold below them says what they
-# show. The file `notebooks/solutions/appendix/A3_vllm.ipynb` has all of them.
+# Some pictures appear only after you have chosen an answer. If you only read this page, the text or a fold below them says what
+# they show. The file `notebooks/solutions/appendix/A3_vllm.ipynb` has all of them.
 
 # %%
 import torch
@@ -43,7 +42,7 @@ model, tokenizer = load_model(), load_tokenizer()
 # Four requests, A, B, C and L, were served twice: once by vLLM, and once by the engine of these notebooks. Look for a
 # difference. A line is a place in the batch, a box is a step.
 
-# %%
+# %% tags=["figure-first-runs"]
 import random
 
 from tutorial_engine.lab import recorded_run, serve_again
@@ -56,7 +55,7 @@ random.Random(1).shuffle(two)
 places(dict(zip(("upper run", "lower run"), two, strict=True)), "Which run is vLLM's?")
 
 # %% [markdown]
-# You cannot see it: box by box the two pictures are the same. Is this luck? Section 2 compares another run, block by
+# You cannot see it: box by box the two pictures are the same. (The next section prints which is which.) Is this luck? Section 2 compares another run, block by
 # block. Section 3 shows that a wrong rule would be seen.
 
 # %% [markdown]
@@ -100,6 +99,7 @@ for number, name in enumerate("ABC"):
     new = [one.token_id for one in its if isinstance(one, TokenSampled)]
     text = tokenizer.decode(new)
     print(f"vLLM: {text!r}", "is the same" if text == list(texts.values())[number] else "differs")
+print("In the first picture the upper run is", "vLLM's" if two[0] is said else "ours")
 
 # %% [markdown]
 # If vLLM is installed here, the next cell gives it the program itself. Otherwise the cell does nothing. Five longer programs are in the folder `examples`, with the output that vLLM gave.
