@@ -16,7 +16,8 @@
 # - *step*: one forward for several requests; the *plan* of a step says which requests run, and how many tokens of each
 # - *budget*: the most tokens that a step runs
 # - *block*: a place for the K and V of 32 tokens here; all blocks are the *pool*; a request has a *block table*
-# - *hash*: the name under which a full block is found; a *hit* is a block that is found
+# - *prefill*: the tokens of a prompt run; *decode*: the newest token of a request runs
+# - *hash*: a number under which a full block is found; a *hit* is a block that is found
 # - to *admit* a request: it begins to run, or runs again; to *preempt* it: its blocks are taken away, and it waits
 # - *queue of free blocks*: they are taken from its front
 #
@@ -401,7 +402,7 @@ for name, run in {"vLLM": theirs, "ToTheEnd": other}.items():
 # the queue, so `r2` takes block 3. With `ToTheEnd` the blocks stand in the order in which they were given back: first 2, in step
 # 13, then `r0`'s 4 and 0, then `r1`'s 3 and 1. After block 2, which `r2` finds, block 4 is the first one.
 #
-# No token is lost here: a wrong block costs nothing by itself. It cost 32 tokens in the run before.
+# Here this costs nothing: `r2` finds as many tokens as in vLLM. In the run before, the same rule lost 32 tokens.
 
 # %% [markdown]
 # `ToTheEnd` was once vLLM's own rule. [Pull request 42656](https://github.com/vllm-project/vllm/pull/42656), opened in May 2026, changed
@@ -573,7 +574,9 @@ print("vLLM, after step 19: ", *(block + 1 for block in after), f"({len(after)} 
 both = {"four requests": (said, ours_of_four), "small pool": (theirs, ours)}
 for name, (run, again) in both.items():
     pairs = list(zip(queues(run), queues(again), strict=True))
-    print(f"{name}: the queue is ours after {sum(a == b for a, b in pairs)} of {len(pairs)} steps")
+    print(
+        f"{name}: the queue equals ours after {sum(a == b for a, b in pairs)} of {len(pairs)} steps"
+    )
 if importlib.util.find_spec("vllm"):
     import inspect
 
@@ -651,7 +654,7 @@ overlap_picture(plan=3, forward=7, steps=4)
 # (a library that starts programs on many machines) or its option `--nnodes`.
 
 # %% [markdown]
-# **No such run was recorded for this course**: all its runs of vLLM are of one process on one CPU. By vLLM's code, one scheduler plans
+# **No run on several GPUs or machines was recorded for this course**: all its runs of vLLM are of one process on one CPU. By vLLM's code, one scheduler plans
 # for all GPUs of a model. So we expect the plans, blocks and hits that you know, if asynchronous scheduling is off and the layers are
 # not divided among machines (*pipeline parallelism*). We have not seen it.
 
