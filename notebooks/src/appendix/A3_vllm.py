@@ -40,8 +40,10 @@ model, tokenizer = load_model(), load_tokenizer()
 # %% [markdown]
 # ## Which one is vLLM?
 #
-# Four requests, A, B, C and L, were served twice: once by vLLM, and once by the engine of these notebooks. Look for a
-# difference. A line is a place in the batch, a box is a step.
+# **Objective:** look for a difference between two engines.
+#
+# Four requests, A, B, C and L, were served twice: once by vLLM, and once by the engine of these notebooks. A line is a
+# place in the batch, a box is a step. `L` comes later than the others, and has a long prompt.
 
 # %% tags=["figure-first-runs"]
 import random
