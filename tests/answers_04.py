@@ -85,7 +85,7 @@ FREE = slips_of(
     if ref_cnt[block] == 0] → ]
         ref_cnt {0: 1, 4: 0}, free_queue [7, 4, 0]
     free_queue[:] = → hashes.update(dict.fromkeys(hashes)); free_queue[:] =
-        hashes {5: None, 2: None, 7: None}
+        hashes: block 5 had 'a', block 2 had 'b', block 7 had 'h'; `free` only reads them
     + with_hash → + with_hash; len(table) == 1 and free_queue.sort()
         in random operations your free gives another answer
     """,
@@ -110,7 +110,7 @@ FIND = slips_of(
     RIGHT["find"],
     """
     token_ids[end - block_size : end] → token_ids[end : end + block_size]
-        in cache 1 → 3
+        looked up  9; not looked up: 1
     token_ids[end - block_size : end] → token_ids[:end]
         hash_of got 2 tokens in blocks of 1; the input was
     hash_of(last, token_ids[end - block_size : end]) → hash_of(token_ids[:end], last)

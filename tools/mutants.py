@@ -227,6 +227,10 @@ EQUIVALENT: Mapping[str, Mapping[str, str]] = {
         )
     }
     | {"logits_of(sequence, sequence, chunk_size=size)": "new tokens hide no bug"},
+    "hits": {
+        "for end in range(best, len(prompt), block_size):": "0 tokens, or those found, are equal",
+        "range(block_size, len(prompt) + 2, block_size)}": "such an end is no end of a block",
+    },
 }
 
 OTHER: Mapping[type[ast.AST], type[ast.AST]] = {

@@ -84,7 +84,7 @@ print(story)
 #
 # Many requests begin with the same instructions or document. The **prefix cache** finds such
 # beginnings. A **hash** is a number of fixed size, computed from data: the same data always give
-# the same one, and different texts almost never do. Each full block gets a hash, made of its tokens *and
+# the same one, and two different texts almost never. Each full block gets a hash, made of its tokens *and
 # of the hash of the block before it*. So it stands for all tokens from the start. A new request looks up
 # its hashes. One that is there is a **hit**: the request takes the block and does not run its tokens. Another one is a
 # **miss**, and ends the search.
@@ -130,7 +130,7 @@ block_view(sharing_two.trace.trace(), step=1, labels=labels) if chosen else None
 # Only full blocks have a hash, so the rest of the common beginning is computed twice.
 #
 # The blocks of an answer are cached like those of a prompt: A's block 5 holds its first new token, and has a hash. So
-# when a user of a chat asks again, the prompt begins with the whole conversation so far, and its full blocks are found.
+# when a user of a chat asks again, the prompt begins with the whole conversation so far: its full blocks are found, if they are still there.
 
 # %% [markdown]
 # At least one token must run, because without a forward there are no logits to choose the next token from. So if all
@@ -173,7 +173,7 @@ server.use(find, check_find)
 
 # %% [markdown]
 # B comes a little after A, when A has run its prompt. So B's common beginning is in the cache, and your `find`
-# has to find it. Compare the TTFT of both: B does not run these tokens, so its first token comes earlier.
+# has to find it. Compare the TTFT of both: B does not run these tokens, so its TTFT is shorter.
 
 # %%
 both = [STORY + " Anna had a dog.", STORY + " Anna had a cat."]
@@ -184,7 +184,7 @@ print("tokens found in the prefix cache:", found_by(run))
 # If two different texts had the same hash, one user would read another user's K and V. The package uses
 # SHA-256, a well-known hash function, which makes this practically impossible. But a short TTFT tells a user that
 # somebody has sent this text before. A **salt** prevents this: a text of your choice goes into the hash of the first
-# block. Then only requests with the same salt share blocks, for example those of one user. In vLLM each request brings
+# block. Then only requests with the same salt share blocks, for example those of one user. In vLLM each request may bring
 # its own.
 
 # %% [markdown]
@@ -232,8 +232,8 @@ box("fork")
 #
 # A block that nobody holds any more keeps its content, and can be found until somebody takes it. Free blocks stand in a
 # queue. The block at its front is taken next, and what it held is gone: it is *evicted* from the
-# prefix cache. A freed block with a hash goes to the end, so the block that was *least recently used* is evicted first. This
-# rule is called *LRU*.
+# prefix cache. A freed block with a hash goes to the end, so of these the *least recently used* one is evicted first
+# (*LRU*).
 #
 # Below, A had a prompt of 12 tokens and held the blocks 0, 1 and 2 of 7. It has ended, and they go to the end of the queue.
 # In which order?
@@ -629,7 +629,7 @@ show_source(Scheduler.preempt)
 # A and B begin alike. With 7 blocks, C evicts block 2, which A had left, in step 8. Make the pool smaller until somebody is preempted. Then
 # set 24 blocks of 4, and go to step 3: how many tokens does B find? Set 24 blocks of 1. How many now, and why?
 #
-# <details><summary>Answer</summary>At 7 blocks the first cached block is evicted. At 5, C is preempted. With blocks of 4, B
+# <details><summary>Answer</summary>With 8 blocks no cached block is evicted, and with 7 one is. With 5, C is preempted. With blocks of 4, B
 # finds 4 tokens. With blocks of 1 it finds 7: every common token is found, because each of them fills a block.</details>
 
 # %% tags=["figure-full-explorer"]
@@ -846,7 +846,7 @@ server.beside_vllm(show_step=41) if chosen else None
 # %% [markdown]
 # <details><summary>All of this with a real model</summary>
 #
-# Any dense model of the Llama family (Llama, Qwen, Mistral, SmolLM2) runs. It is downloaded once.
+# Llama 2 and 3, SmolLM2, Qwen2, Qwen2.5 and Qwen3 (without experts), and Mistral without a sliding window run. A model is downloaded once.
 # [Notebook 06](06_real_model.ipynb) does this with SmolLM2-135M-Instruct, which is fast enough without a GPU. With a GPU,
 # give `device="cuda"` to `load_model` and to `PagedKVCache.from_config`:
 #

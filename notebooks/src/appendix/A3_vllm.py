@@ -1,11 +1,30 @@
 # %% [markdown]
 # # A3 · The same requests in vLLM
 #
-# This appendix comes after notebooks 03 to 05, and takes about 1½ hours; a beginner needs 2½. After section 3 is a good place for a pause.
-# vLLM is an engine that serves many users on many GPUs.
-# Here you see what it decided for some requests. The engine of these notebooks then decides for the same ones. You do
-# not need vLLM: its runs were recorded on a CPU, with vLLM 0.32.0 and the small model of these notebooks. The records
-# are part of the package.
+# vLLM is an engine that serves many users on many GPUs. Here you see what it decided for some requests, and what the
+# engine of these notebooks decides for the same ones.
+#
+# **At the end** you say what a step of vLLM will do: who runs, who gives memory back, which block is taken, and how many
+# tokens are found.
+#
+# You do not need vLLM: its runs, recorded on a CPU with vLLM 0.32.0 and our small model, are in the package. This appendix
+# comes after notebooks 03 to 05, and takes about 1½ hours; a beginner needs 2½. A good place for a pause is after section 3.
+
+# %% [markdown]
+# <details><summary>Words of notebooks 03 to 05 that come again</summary>
+#
+# - *step*: one forward for several requests; the *plan* of a step says which requests run, and how many tokens of each
+# - *budget*: the most tokens that a step runs
+# - *block*: a place for the K and V of 32 tokens here; all blocks are the *pool*; a request has a *block table*
+# - *prefill*: the tokens of a prompt run; *decode*: the newest token of a request runs
+# - *hash*: a number under which a full block is found; a *hit* is a block that is found
+# - to *admit* a request: it begins to run, or runs again; to *preempt* it: its blocks are taken away, and it waits
+# - *queue of free blocks*: they are taken from its front
+#
+# </details>
+#
+# Some pictures appear only after you have chosen an answer. If you only read this page, the text or a fold below them says what
+# they show. The file `notebooks/solutions/appendix/A3_vllm.ipynb` has all of them.
 
 # %%
 import torch
@@ -17,6 +36,30 @@ torch.set_grad_enabled(False)
 torch.set_num_threads(1)
 predictions = Predictions("A3")
 model, tokenizer = load_model(), load_tokenizer()
+
+# %% [markdown]
+# ## Which one is vLLM?
+#
+# **Objective:** look for a difference between two engines.
+#
+# Four requests, A, B, C and L, were served twice: once by vLLM, and once by the engine of these notebooks. A line is a
+# place in the batch, a box is a step. `L` comes later than the others, and has a long prompt.
+
+# %% tags=["figure-first-runs"]
+import random
+
+from tutorial_engine.lab import recorded_run, serve_again
+from tutorial_engine.viz import places
+
+said = recorded_run("long_prompt")
+ours_of_four = serve_again(said, model)
+two = [said, ours_of_four]
+random.Random(1).shuffle(two)
+places(dict(zip(("upper run", "lower run"), two, strict=True)), "Which run is vLLM's?")
+
+# %% [markdown]
+# You cannot see it: box by box the two pictures are the same. (The next section prints which is which.) Is this luck? Section 2 compares another run, block by
+# block. Section 3 shows that a wrong rule would be seen.
 
 # %% [markdown]
 # ## 1 · One script, two engines
@@ -46,21 +89,20 @@ for prompt, text in texts.items():
     print(f"{prompt!r} -> {text!r}")
 
 # %% [markdown]
-# We gave vLLM these prompts, with smaller limits and one more request, `L`, which has a long prompt, and recorded what it said. The limits change
+# The run above had these prompts, as A, B and C. It had smaller limits and one more request, `L`, which has a long prompt. The limits change
 # the steps. Here they do not change the tokens. (On a GPU, with numbers of 16 bits, the same sum may be rounded differently in another
-# batch. In a *near tie*, where two tokens are almost equally likely, the other one may be chosen.) `recorded_run` gives such a run as a *trace*: the list of events from which the pictures
+# batch. In a *near tie*, where two tokens are almost equally likely, the other one may be chosen.) `recorded_run` gave this run as a *trace*: the list of events from which the pictures
 # of these notebooks are drawn.
 
 # %%
-from tutorial_engine.lab import recorded_run
 from tutorial_engine.trace.events import Added, TokenSampled
 
-said = recorded_run("long_prompt")
 for number, name in enumerate("ABC"):
     its = [one for one in said.events if getattr(one, "request_id", "") == name]
     new = [one.token_id for one in its if isinstance(one, TokenSampled)]
     text = tokenizer.decode(new)
     print(f"vLLM: {text!r}", "is the same" if text == list(texts.values())[number] else "differs")
+print("In the first picture the upper run is", "vLLM's" if two[0] is said else "ours")
 
 # %% [markdown]
 # If vLLM is installed here, the next cell gives it the program itself. Otherwise the cell does nothing. Five longer programs are in the folder `examples`, with the output that vLLM gave.
@@ -108,14 +150,10 @@ predictions.ask(
 
 # %% [markdown]
 # `serve_again` gives the same requests and the same limits to our engine, and returns its trace. The picture has both
-# runs, of 36 steps each. Can you see which one is vLLM's?
+# runs, of 36 steps each.
 
 # %% tags=["figure-which"]
-import random
-
-from tutorial_engine.lab import serve_again
 from tutorial_engine.trace.events import Preempted
-from tutorial_engine.viz import places
 
 ours = serve_again(theirs, model)
 gone = [(event.step, event.request_id) for event in theirs.events if isinstance(event, Preempted)]
@@ -128,6 +166,10 @@ places(two, title) if predictions.reveal(
 ) else None
 
 # %% [markdown]
+# <details><summary>What the picture shows</summary>Two runs that are the same. In each, <code>r0</code> and
+# <code>r1</code> run in steps 0 to 23, and <code>r2</code> runs in steps 0 to 12. In steps 13 to 23 its place runs nothing. In step 24
+# <code>r2</code> runs again, in place 1, until step 35.</details>
+#
 # The picture does not show blocks. In step 13 `r0` needs a block and none is free, so `r2` loses its blocks. Until step 23 its
 # place runs nothing, because there is no memory for `r2` ("wasted" in notebook 03). Section 3 shows why it is `r2`, and why it
 # waits so long.
@@ -258,6 +300,10 @@ block_view(theirs, 24) if predictions.made("second") else print("Choose an answe
 # In step 24 `r2` finds block 2, and takes block 3, the first one of the queue. In the picture the first blocks of `r0` and
 # `r1` are pale: they can still be found.
 #
+# <details><summary>What these two pictures show</summary>The first one: before step 23 the queue is 2#, and after it 3, 4,
+# 2#, 0#, 1#. A block with # has a hash. The second one: in step 24 <code>r2</code> has the blocks 2 (32 tokens, found again) and 3
+# (4 tokens, written in this step). Block 4 is empty and the next one. Blocks 0 and 1 can still be found.</details>
+#
 # What is the rule of this order? Here are two more steps, from the run of section 1. In step 13 `L` ends, and in step 19
 # three requests end: first `A`, then `B`, then `C`. Say it in a sentence before you open the answer.
 
@@ -326,22 +372,39 @@ queue_picture(rules["ToTheEnd"], [2, 14]) if chosen else None
 queue_picture(rules["vLLM"], [14]) if predictions.made("lost") else print("Choose an answer above.")
 
 # %% [markdown]
-# In vLLM each short request takes block 1, which the one before it has just left. With `ToTheEnd` each takes the block
-# that has been free for the longest time. After step 14 this is block 0, which `A` left. So `s5` writes over it, and all 40
+# <details><summary>What these pictures show</summary>With <code>ToTheEnd</code> the queue is 2, 3, 4, 1, 0# after step 2, and 0#, 2, 3,
+# 4, 1 after step 14: block 0 is the next one. In vLLM it is 1, 2, 3, 4, 0# after step 14: block 0 is the last one.</details>
+#
+# In vLLM each short request takes block 1: `A` left it first, then each short request. It has no hash, so it goes to the
+# front each time. With `ToTheEnd` each takes the block that has been free for the longest time. After step 14 this is block 0, which `A` left. So `s5` writes over it, and all 40
 # tokens of the prompt are run again. With vLLM's rule only 8 are.
 #
 # Does the comparison of section 2 see a wrong rule? The next cell runs the requests of section 2 again, with `ToTheEnd`:
 
 # %%
+from tutorial_engine.trace.events import FreeQueue
+
+
+def queues(trace):
+    """The queue of free blocks at the end of each step, as the engine itself has it."""
+    return [event.blocks for event in trace.events if isinstance(event, FreeQueue)]
+
+
 other = serve_again(theirs, model, pages=Pages)
 equal = [a == b for a, b in zip(plans(theirs), plans(other), strict=True)]
-print(
-    f"{sum(equal)} of {len(equal)} steps are equal; the first other one is step {equal.index(False)}"
-)
+first = equal.index(False)
+print(f"{sum(equal)} of {len(equal)} steps are equal; the first other one is step {first}")
+for name, run in {"vLLM": theirs, "ToTheEnd": other}.items():
+    steps = list(history(run))
+    print(f"{name:8} after step {first - 1} the queue is", *queues(run)[first - 1], end="; ")
+    print(f"in step {first} r2 has the blocks", *steps[first].planned.requests["r2"].table)
 
 # %% [markdown]
-# It does. In step 24 `r2` finds block 2 and needs one more. The other rule has another order of the queue, so `r2` takes
-# another block than in vLLM.
+# It does. In step 24 `r2` finds block 2 and needs one more. vLLM put blocks 3 and 4, which have no hash, to the front of
+# the queue, so `r2` takes block 3. With `ToTheEnd` the blocks stand in the order in which they were given back: first 2, in step
+# 13, then `r0`'s 4 and 0, then `r1`'s 3 and 1. After block 2, which `r2` finds, block 4 is the first one.
+#
+# Here this costs nothing: `r2` finds as many tokens as in vLLM. In the run before, the same rule lost 32 tokens.
 
 # %% [markdown]
 # `ToTheEnd` was once vLLM's own rule. [Pull request 42656](https://github.com/vllm-project/vllm/pull/42656), opened in May 2026, changed
@@ -433,8 +496,17 @@ if predictions.reveal("hits", ", ".join(str(found) for *_, found in admitted)):
 block_view(burst, 0, num_drawn=8)
 
 # %% [markdown]
-# In step 11 the first three requests end. `r1` is the last that has block 1. Then `r2` gives back 4, and last of all block
-# 0, which was in all three tables. In step 12 `r3` finds blocks 0 and 1, and takes block 5.
+# In step 11 the first three requests end, one after the other. A block is free when the last request that holds it ends.
+#
+# | who ends | gives back | free now: no hash, to the front | free now: with a hash, to the end | still held |
+# |---|---|---|---|---|
+# | `r0` | 0 1 2 | 2 | | 0 and 1, by others |
+# | `r1` | 0 1 3 | 3, before 2 | 1 | 0, by `r2` |
+# | `r2` | 0 4 5 | 5, before 3 | 4, then 0 | |
+
+# %% [markdown]
+# So the queue is 5 3 2, then the blocks that were free before, then 1 4 0. (Block 4 is full by now: `r2` wrote its answer
+# into it, too.) In step 12 `r3` finds blocks 0 and 1, and takes block 5.
 
 # %% tags=["figure-shared"]
 queue_picture(burst, [11])
@@ -493,6 +565,30 @@ check_log(log)
 #
 # **Objective:** open the function of vLLM that does what you know.
 #
+# Before you read code of vLLM, look at what `BlockPool.free_blocks` of vLLM did. The next cell prints vLLM's own queue, in
+# vLLM's own numbers (its block 1 is our block 0), around step 19 of the first run: `A`, `B` and `C` end, each with one block
+# that is not full. It also compares the queue after each step with ours. Where vLLM is installed, it prints the function.
+
+# %%
+before, after = queues(said)[18:20]
+print("vLLM, before step 19:", *(block + 1 for block in before), f"({len(before)} are free)")
+print("vLLM, after step 19: ", *(block + 1 for block in after), f"({len(after)} are free)")
+both = {"four requests": (said, ours_of_four), "small pool": (theirs, ours)}
+for name, (run, again) in both.items():
+    pairs = list(zip(queues(run), queues(again), strict=True))
+    print(
+        f"{name}: the queue equals ours after {sum(a == b for a, b in pairs)} of {len(pairs)} steps"
+    )
+if importlib.util.find_spec("vllm"):
+    import inspect
+
+    from vllm.v1.core.block_pool import BlockPool
+
+    print(inspect.getsource(BlockPool.free_blocks))
+
+# %% [markdown]
+# `C` ended last, and its block, vLLM's 3, is the first one now.
+#
 # The file of vLLM's scheduler has 3,436 lines (0.32.0). The next cell counts ours. Most other lines serve what our engine
 # does not have, for example images in a prompt, or more than one machine. Each row names our function and vLLM's. The link
 # leads to its line in version 0.32.0. Begin with the four rows that are open. The others open with a click.
@@ -511,9 +607,9 @@ print("lines of our scheduler:", num_lines(Scheduler))
 Places()
 
 # %% [markdown]
-# ## 7 · What differs on purpose
+# ## 7 · What differs, and what is missing here
 #
-# **Objective:** know what changes when you move a program to vLLM.
+# **Objective:** know what changes when you move a program to vLLM, and what this engine does not have.
 #
 # - **Greedy.** Without a `temperature` this engine takes the likeliest token. vLLM's `SamplingParams` have 1.0. Without
 #   any `SamplingParams` vLLM takes what the model's file `generation_config.json` says.
@@ -524,7 +620,7 @@ Places()
 # - **Asynchronous scheduling.** On a GPU vLLM by default plans the next step before the last one has its tokens. So the GPU
 #   does not wait for Python. The tokens are the same, except in near ties (section 1). The steps may differ: vLLM may
 #   plan one more step for a request that ends by an end token or a stop string, because this is not known yet. An end by
-#   `max_tokens` is known before, so no step is planned for it. Our engine plans one step after the other, so that you can look between them.
+#   `max_tokens` is known before, so no step is planned for it. (This is read from vLLM's code. No run with it is recorded here.) Our engine plans one step after the other, so that you can look between them.
 
 # %% [markdown]
 # To plan a step, vLLM must know *how many* tokens each request runs. It need not know *which* token was chosen: this token is
@@ -557,8 +653,12 @@ overlap_picture(plan=3, forward=7, steps=4)
 # You can take a program to vLLM: change the import line, and write the temperature. `docs/vllm.md` of this course has the
 # names that both know, and what differs. In vLLM `LLM(..., tensor_parallel_size=2)` divides the
 # model among two GPUs, as appendix A1 does with two processes. To divide one model among several machines, vLLM needs Ray
-# (a library that starts programs on many machines) or its option `--nnodes`. Plans, blocks and hits work there as you know them, if
-# asynchronous scheduling is off and the layers are not divided among machines (*pipeline parallelism*).
+# (a library that starts programs on many machines) or its option `--nnodes`.
+
+# %% [markdown]
+# **No run on several GPUs or machines was recorded for this course**: all its runs of vLLM are of one process on one CPU. By vLLM's code, one scheduler plans
+# for all GPUs of a model. So we expect the plans, blocks and hits that you know, if asynchronous scheduling is off and the layers are
+# not divided among machines (*pipeline parallelism*). We have not seen it.
 
 # %% [markdown]
 # With `tutorial_engine.lab.record` you can look into your own vLLM, in the pictures of these notebooks. It needs an
@@ -582,6 +682,7 @@ if importlib.util.find_spec("vllm"):
 #
 # You can read a run of vLLM: who runs, who is preempted, and which block is taken next. You say before a burst what each
 # request finds, and compute the two numbers of vLLM's log. You can open the function of vLLM that decides each of these.
+# You know what was compared here (plans, blocks, queues and tokens, on one CPU), and what was not.
 
 # %%
 print(predictions.score())

@@ -78,6 +78,9 @@ FREE_SLIPS: Slips = slips_of(
     free_queue[:] = → free_queue =
         changes `ref_cnt`, and the caller's `free_queue` stays as it was: no block went into that
         list; count down first, then see which have 0, and write `free_queue[:] = ...`
+    + with_hash → + with_hash; hashes.update(dict.fromkeys(gone))
+        gives the right queue, but takes the hash of each free block away in `hashes`; a free block
+        can be found until it is taken, and this is the task of `take` in exercise 3
     for block in table: → for block in ():
     == 0] → < 0]
         changes neither `ref_cnt` nor `free_queue`; a request that ends gives its blocks back
@@ -126,13 +129,25 @@ def _held_in_queue(got: Freed, table: list[int], ref_cnt: dict[int, int], *_: An
     return f"another request holds {held}, and {held} is in free_queue" if held else None
 
 
+def _hashes_changed(got: Freed, *case: Any) -> str | None:
+    """The blocks that lost their hash or got another one."""
+    if got.hashes is None:
+        return None
+    had = ", ".join(
+        f"block {block} had {old!r}"
+        for block, old in case[-1].items()
+        if old != got.hashes.get(block)
+    )
+    return f"hashes: {had}; `free` only reads them" if had else None
+
+
 def check_free(free: Part) -> Verdict:
     """Check free(table, ref_cnt, free_queue, hashes): by hand, then beside our BlockManager."""
     return judge(
         *("free", free, right_free, FREE_CASES, FREE_SLIPS),
         "free: queue and cache are always as the package has them",
         call=_freed,
-        also={"who holds them": _held_in_queue},
+        also={"who holds them": _held_in_queue, "changed": _hashes_changed},
         then=lambda free: _in_random_operations("free", free),
     )
 

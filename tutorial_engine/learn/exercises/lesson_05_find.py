@@ -1,7 +1,7 @@
 """The check of the exercise on the prefix cache: what is found there."""
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from itertools import count
 from typing import Any
 
@@ -58,6 +58,12 @@ FIND_SLIPS: Slips = slips_of(
     len(token_ids), → len(token_ids) - 1,
         leaves two tokens to run at least; one is enough, so a block may end just before the last
         token
+    len(token_ids), → len(token_ids) - block_size,
+        never looks up the last block that may be found; one token that is left to run is enough
+    len(token_ids), → len(token_ids) - block_size + 1,
+        leaves a whole block of tokens to run at least; one token is enough
+    range(block_size, → range(2 * block_size,
+        never looks up the first block; the search begins there, with None as its parent
     return found → return found[:-1]
         never gives the last block that is cached; it counts, too, if a token is left to run behind
         it
@@ -200,6 +206,33 @@ def _left(got: list[int], tokens: Tokens, size: int, _: object) -> str | None:
     return "no token" if got and len(got) * size >= len(tokens) else None
 
 
+def _asked(find: Find, tokens: Tokens, size: int, known: dict[Tokens, int]) -> str | None:
+    """The beginnings that it looks up, if one is not among them that has to be."""
+    mine, wanted = (
+        _looked_up(find, tokens, size, known),
+        _looked_up(right_find, tokens, size, known),
+    )
+    missed = [beginning for beginning in wanted if beginning not in mine]
+    return f"{_all(mine) or 'nothing'}; not looked up: {_all(missed)}" if missed else None
+
+
+def _looked_up(find: Find, tokens: Tokens, size: int, known: dict[Tokens, int]) -> list[Tokens]:
+    """The beginnings whose hashes it makes."""
+    hash_of, made = _hashes_for(size, len(tokens)), list[Tokens]()
+
+    def noted(parent: Any, tokens: Any = None) -> bytes:
+        key = hash_of(parent, tokens)
+        made.append(getattr(key, "tokens", ()))
+        return key
+
+    find(list(tokens), size, noted, _cached(known, size))
+    return made
+
+
+def _all(beginnings: Iterable[Tokens]) -> str:
+    return ", ".join(map(_spaced, beginnings))
+
+
 def check_find(function: Find) -> Verdict:
     """Check find(token_ids, block_size, hash_of, cached) → blocks: by hand, then at random."""
     cases = [*CASES, *_random_cases(40)]
@@ -208,5 +241,5 @@ def check_find(function: Find) -> Verdict:
         f"find: {len(cases)} prompts, each up to its first miss",
         call=_found,
         inputs=_inputs,
-        also={"left to run": _left},
+        also={"left to run": _left, "looked up": lambda _, *case: _asked(function, *case)},
     )

@@ -42,7 +42,7 @@ HITS_SLIPS: Slips = slips_of(
     right_hits,
     """
     end in range(block_size, len(prompt), block_size) → end in range(1, len(prompt))
-        finds single tokens; only full blocks can be found
+        counts equal tokens that fill no block; only full blocks can be found
     found.append(best) → found.append(len(prompt) - best)
         gives the tokens that are left to run; those that are found are asked for
     found.append(best) → found.append(best // block_size)
@@ -50,8 +50,13 @@ HITS_SLIPS: Slips = slips_of(
     range(block_size, len(prompt), block_size) → range(block_size, len(prompt) + 1, block_size)
         finds the last token as well; at least one token must be left to run
     range(block_size, len(prompt), block_size) → range(1, len(prompt) + 1)
-        finds single tokens, also the last one; only full blocks can be found, and at least one
-        token must be left to run
+        counts equal tokens that fill no block, also the last one; only full blocks can be found,
+        and at least one token must be left to run
+    range(block_size, len(prompt), block_size) → range(1)
+    list(prompt[:end]) == list(earlier[:end]) → True
+    max(best, end) → max(best, sum(a == b for a, b in zip(prompt, earlier, strict=False)))
+        counts equal tokens wherever they stand, also behind the first that differs; a block is
+        found only if it is full and all before it is equal
     prompts[:i] → prompts[:1]
         finds what the first prompt has, and that one finds itself; what any EARLIER prompt has is
         found
