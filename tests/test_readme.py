@@ -62,6 +62,8 @@ def test_speed_is_that_of_the_linked_pages() -> None:
     (table,) = re.findall(r"^\| qwen3-0.6b, 8 requests .*\n((?:\|.*\n)+)", page, re.M)
     same = re.findall(r"^\| vLLM .*\| (\d+) of (\d+) \(", table, re.M)
     assert {tuple(map(float, one)) for one in same} == {tuple(said(r"\[(\d+) of (\d+) tokens\]"))}
+    chats = re.findall(r"chats with SmolLM2-135M-Instruct say the same, .* (\d+) tokens", page)
+    assert said(r"\[all (\d+) tokens\]") == list(map(float, chats))
 
 
 def test_the_mistake_that_it_shows_is_told_so(model: CausalLM) -> None:
