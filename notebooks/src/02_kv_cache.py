@@ -7,9 +7,9 @@
 # %% [markdown]
 # | sitting | what it is about | time |
 # |---|---|---|
-# | first, sections 1 to 6 | the cache, and what it holds | 2¼ to 2½ hours |
-# | second, sections 7 to 11 | its bugs, its bytes and its time | 1¼ to 1½ hours |
-# | third, sections 12 to 16 | from logits to text, and why two right engines differ | 1½ to 2 hours |
+# | sections 1 to 6 | the cache, and what it holds | 2¼ to 2½ hours |
+# | sections 7 to 11 | its bugs, its bytes and its time | 1¼ to 1½ hours |
+# | sections 12 to 16 | from logits to text, and why two right engines differ | 1½ to 2 hours |
 #
 # A beginner needs up to 7½ hours. You should have done notebook 01, or know what queries, keys,
 # values, heads, the causal mask, RoPE and logits are.
@@ -191,7 +191,7 @@ print("with the mask, but the new token in FRONT:", layers_that_change(before, f
 # too, because every later token sees it.
 #
 # **Where did the old queries go?** The query of a token is used once, for the attention output of this token. A
-# later token has its own. The next cell asks with all 11 queries, and then with the last one only.
+# later token has its own. We ask with all 11 queries, then with the last one only.
 
 # %%
 draw = torch.Generator().manual_seed(0)
@@ -386,8 +386,7 @@ if predictions.reveal("transplant", {1: 0, 2: 1, 3: 2, 0: 3}[changed]):
 # The keys of `am` and of `ed` both say: I come after an N. So the query finds both about equally well. The key of slot 2
 # says after which letters it comes, and these are others in each name. So there the key matters, too.
 #
-# The next cell runs the story up to the second N, and shows its attention weight for slot 1: with the slot's own key,
-# with Nedo's, and with a key of zeros.
+# Here is the attention weight that the second N gives to slot 1: with the slot's own key, with Nedo's, and with zeros.
 
 # %%
 named = f"{NAMO} Tima was a friend of N"
@@ -474,7 +473,7 @@ print(f"only K/V head 1 of this V is left: P(am) = {p_am(alone):.2f}")
 # %% [markdown]
 # Of the 72 V (18 slots, 4 layers) the next step needs this one, and of its two heads only head 1, which the query
 # heads 3 to 5 read: 32 numbers. Its key is
-# needed, too: with a key of zeros the weight of slot 1 was 0.00.
+# needed, too: with zeros the weight of slot 1 was 0.00.
 #
 # **Move it in time.** RoPE has turned each key by its position. We turn all keys by 100 more positions.
 # Then the text should go on at position 118 as it did at position 18.
@@ -660,7 +659,7 @@ from tutorial_engine.learn import check_static_cache
 mine.use(MyStaticCache, check_static_cache)
 
 # %% [markdown]
-# First you hear a cache that stores each new token one slot too early. Then yours runs, in place of the first one.
+# First you hear a cache that stores each new token one slot too early, then yours.
 
 
 # %%
@@ -717,8 +716,8 @@ from tutorial_engine.learn import check_slots_to_write
 check_slots_to_write(slots_to_write)
 
 # %% [markdown]
-# The engine calls this method of the package's map before a forward. A new sequence takes a free row. The last lines
-# compute what you wrote: the slots to *write*, and the slots to *read*.
+# The package calls `allocate` before a forward: `num_computed` tokens are in the sequence's row, and `num_new` more come. A
+# new sequence takes a free row. The last lines compute the slots to *write* and the slots to *read*.
 
 # %%
 from tutorial_engine.cache import StaticKVCache
@@ -998,7 +997,7 @@ def between_ends(x, bits):
 
 # %% [markdown]
 # We run the first half of 8 stories, store the memory in fewer bits, and go on. (The last token and the new ones stay
-# in fp32.) How far off are the next logits? Is the text the same?
+# in fp32.)
 
 # %%
 from itertools import islice
@@ -1221,7 +1220,7 @@ print(predictions.score())
 # %% [markdown]
 # # Third sitting: from logits to text, and why two right engines differ
 #
-# After a restart of the notebook, run all cells above first. It takes about a minute.
+# After a restart, first run all cells above (about a minute).
 
 # %% [markdown]
 # ## 12 · Choosing a token
@@ -1318,7 +1317,7 @@ mine.tell(PROMPTS[2], drawn)
 # %% [markdown]
 # **The seed mistake.** Each request has its own random generator, which is seeded *once*. Plausible
 # code seeds it again before every draw. Then every draw uses the same random number,
-# and after the same text always comes the same token. Below are 12 draws after one text.
+# and after the same text always comes the same token. Here are 12 draws.
 
 # %% tags=["figure-draws"]
 from tutorial_engine.sampling import Sampler
@@ -1514,8 +1513,8 @@ margins_picture(leads)
 # differ by more than one gap: section 15.) But many servers compute in bf16. There 114 margins are below a gap, and
 # one rounding, of the logits alone, makes 73 ties. After one changed token the two texts go their own ways.
 #
-# We have shown both causes, other bits in another batch and near ties, but no text that changed: with this small model on a
-# CPU that is rare. He et al. show it on a GPU.
+# We have shown both causes, but no text that changed: with this small model on a CPU that is rare. He et al. show it on a
+# GPU.
 
 # %% [markdown]
 # So "temperature 0" promises the likeliest token of *these* logits, and not the same text in every batch. An engine
