@@ -1035,8 +1035,8 @@ ablation_picture(title, [bars[0], *rows, bars[1]]) if answered else None
 
 # %% [markdown]
 # (L3 H3 is layer 3, head 3.) Without these heads the probability is nearly that of the story without Rado: `a` is a common
-# piece, so it keeps 24 %. Without the other three, the *control*, it hardly changes. So the model needs these heads, all
-# together: with only one of them silenced, most of it is left. Do they also carry the name? If they do, their output from
+# piece, so it keeps 24 %. Without the other three, the *control*, it hardly changes. So the model needs this group
+# of heads. (With only one of them silenced, most of it is left.) Do they also carry the name? If they do, their output from
 # *another* story must bring another name. This is *activation patching*, the first picture of the lesson. Here is the
 # code, then four names, and heads 0, 1 and 2 as the control.
 
@@ -1072,7 +1072,7 @@ for vowel in "aeiou":
     brought = patch_heads(model, tokenizer, STORY, stories, layer=3, heads=(3, 4, 5))
     copied = sum(name.startswith("R" + likeliest(stories[name])) for name in names)
     fits = sum(patch.name.startswith("R" + patch.piece) for patch in brought)
-    print(f"R{vowel}…o: copied in their own story: {copied} of 8; brought to Rado's: {fits} of 8")
+    print(f"R{vowel}…o: copied in its own story {copied} of 8, brought to Rado's {fits} of 8")
 
 # %% [markdown]
 # With a, e, i and o it works each time. With u the model does not copy the name in its own story, either.
