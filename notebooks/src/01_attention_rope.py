@@ -58,7 +58,7 @@ patching_picture(tokenizer, STORY, {"heads 3, 4 and 5 of layer 3": patches})
 
 # %% [markdown]
 # The model read Rado and began to write Rido. The heads brought only the piece `id`; the model wrote everything after
-# it by itself. In section 12 you find these heads and test what they carry. First you build the model around them.
+# it by itself. In section 12 you find these heads. First you build the model around them.
 
 # %% [markdown]
 # # First sitting: attention
@@ -82,7 +82,7 @@ print(list(zip(ids, labels, strict=True)))
 
 # %% [markdown]
 # Each of the 256 possible bytes is a token, too. So every text can be written in tokens, also an emoji, and be turned
-# back from them. A word that was rare when the vocabulary was made is cut into several tokens, as the name Rado.
+# back from them. A word that was rare when the vocabulary was made is cut into several tokens, like the name Rado.
 
 # %%
 for text in (PROMPT, "a naïve café 😀", "Once Rado had a red kite."):
@@ -94,7 +94,7 @@ for text in (PROMPT, "a naïve café 😀", "Once Rado had a red kite."):
 #
 # **Objective:** see where this lesson goes. The model has a table with one row of numbers for each token of the
 # vocabulary. The row of a token is its *embedding*. The number of its entries (*dimensions*) is the *hidden size* of the
-# model. It does not say where the token stands in the text.
+# model. An embedding does not say where the token stands in the text.
 
 # %%
 table = model.model.embed_tokens.weight
@@ -115,9 +115,9 @@ from tutorial_engine.viz import block_picture
 block_picture(model)
 
 # %% [markdown]
-# A story comes out if we append the token with the largest logit, run the model again, and repeat this. `mine` is this model, cut
-# into parts. Exercises 1 to 6 each replace one part by yours. `tell` writes with your parts and compares; `hear` tries
-# one part; `story` returns the text.
+# A story comes out if we append the token with the largest logit, run the model again, and repeat this. `mine` is this
+# model, cut into parts. Exercises 1 to 6 each replace one part by yours. `tell` writes with your parts and compares;
+# `hear` tries one part; `story` returns the text.
 
 # %%
 mine = OwnEngine(model, tokenizer)
@@ -184,7 +184,7 @@ from tutorial_engine.learn import check_project
 mine.use(project, check_project)
 
 # %% [markdown]
-# After each exercise you read two stories. In the first this part has a usual mistake, in the second it is yours. Here
+# After exercises 1 to 6 you read two stories. In the first this part has a usual mistake, in the second it is yours. Here
 # the first `project` cuts the heads along the wrong axis. All shapes are right, so no error is raised.
 
 # %%
@@ -277,7 +277,7 @@ mine.tell(PROMPT + " Ben had a blue ball.")
 
 # %% [markdown]
 # The package's version computes all heads in one call. It is called *naive*: the plain formula. `einsum` names the axes: `"qhd,khd->hqk"` means "for each head h, query q and key k, multiply along
-# d and add". (`repeat_interleave` gives each query head a key head of its own: section 6.)
+# d and add". (`repeat_interleave` gives each query head its own copy of K and V: section 6.)
 
 # %%
 show_source(naive_attention)
@@ -301,8 +301,7 @@ scores_picture((1024, 2048, 4096, 8192), head_dim=128, itemsize=4)
 #
 # **Objective:** know who may look at whom. Here are the attention weights (shares) of the trained model. On the left, a
 # row is a query and a column is a key; bright means a large weight. On the right are those of one query, and the tokens
-# that the model predicts to come next. Step through the queries, and choose other heads: where do they look? (Section
-# 12 names some.)
+# that the model predicts to come next. Step through the queries, and choose other heads: where do they look?
 
 # %% tags=["figure-attention-explorer"]
 from tutorial_engine.viz import AttentionExplorer
@@ -351,7 +350,7 @@ for corner, mask in corners.items():
 # %% [markdown]
 # ### Exercise 3: a mask with a sliding window (12 minutes)
 #
-# Some models limit attention further: a token sees only itself and the `window - 1` tokens before it. If
+# In some layers of some models a token sees only itself and the `window - 1` tokens before it. If
 # the window is as large as the text, this is the plain causal mask.
 #
 # <details><summary>Hint</summary><code>torch.arange(...)[:, None]</code> is a column, and <code>[None, :]</code> makes
@@ -447,7 +446,7 @@ from tutorial_engine.learn import check_kv_head
 mine.use(kv_head, check_kv_head)
 
 # %% [markdown]
-# The usual mistake is `h % num_kv_heads`, the remainder. It gives a valid number for every head, so no error is raised.
+# A usual mistake is `h % num_kv_heads`, the remainder. It gives a valid number for every head, so no error is raised.
 
 
 # %%
@@ -581,8 +580,8 @@ from tutorial_engine.viz import clocks_picture
 clocks_picture(omega, (0, 1, 2, 4, 10, 100, 1000))
 
 # %% [markdown]
-# **Texts longer than in training** (optional, with the two cells below). A slow pair never completes a turn in a
-# training text. In a longer text it comes to angles that the model has not seen. Llama 3.1 slows these pairs down (*RoPE
+# **Texts longer than in training** (optional, with the two cells below). The slow pairs do not complete a turn in
+# a training text. In a longer text they come to angles that the model has not seen. Llama 3.1 slows these pairs down (*RoPE
 # scaling*), and was trained further on [long texts](https://arxiv.org/abs/2407.21783). Its context
 # grew 16 times, from 8,192 tokens to 131,072.
 #
@@ -606,7 +605,7 @@ rope_scaling_picture(plain, scaled_frequencies(plain, llama_31), llama_31)
 
 # %% [markdown]
 # Which two numbers are a pair? In Qwen3 checkpoints number *i* is joined with number *i + D/2* (*half-split*; vLLM says
-# `is_neox_style`, llama.cpp NEOX). Other checkpoints, as those of GPT-J, join neighbours (*interleaved*). The weights
+# `is_neox_style`, llama.cpp NEOX). Other checkpoints, such as those of GPT-J, join neighbours (*interleaved*). The weights
 # were trained for one of them. For a head with D = 8:
 
 # %%
@@ -824,7 +823,7 @@ for when, stream in residual_stream(model, story_ids):
 
 # %% [markdown]
 # At the start the vector says only which token it is: the logits come from the embedding table itself in this model, and
-# each vector of the table fits its own token best. Then the model has vague guesses. The last layer adds the answer.
+# the vector of `·R` fits `·R` best. Then the model has vague guesses. The last layer adds the answer.
 #
 # *A good place for a pause.*
 
@@ -940,8 +939,9 @@ if predictions.reveal("jukebox", min(takes, key=lambda take: take.last).part):
     print(jukebox_table(takes, parts, guess))
 
 # %% [markdown]
-# With this prompt, five stories show that something is wrong: A sees only its last token, B's softmax is too sharp, D mixes up the
-# letters of a name, E adds keys where values belong, and F reads the mean of the values of all tokens up to it.
+# With this prompt, five stories show that something is wrong. In A the model sees only the last token. B's softmax is too
+# sharp. D mixes up the pieces of a name. E adds keys where values belong. In F a token reads the mean of all values up to
+# its own.
 
 # %% [markdown]
 # But C, without the mask, reads well. The table compares the logits of the prompt. The last token has no later token,
@@ -1028,15 +1028,17 @@ nearest = min((0, 1), key=lambda i: abs(bars[i][1] - silenced)) if silenced > 0.
 answered = predictions.reveal("ablation", nearest)
 control = chance(STORY, "a", {3: (0, 1, 2)})
 rows = [("L3 H3, H4, H5 silenced", silenced), ("L3 H0, H1, H2 silenced", control)]
+one_each = [percent(chance(STORY, "a", {3: (head,)})) for head in (3, 4, 5)]
+print("only one of H3, H4, H5 silenced:", ", ".join(one_each)) if answered else None
 title = "probability of “a” after the last “·R”"
 ablation_picture(title, [bars[0], *rows, bars[1]]) if answered else None
 
 # %% [markdown]
 # (L3 H3 is layer 3, head 3.) Without these heads the probability is nearly that of the story without Rado: `a` is a common
-# piece, so it keeps 24 %. Without the
-# other three, the *control*, it hardly changes. So the three together are needed. (Silence one alone, and most of it is left.) Do they also carry the name? If they do,
-# their output from *another* story must bring another name. This is *activation patching*, the first picture of the
-# lesson. Here is the code, then four names, and heads 0, 1 and 2 as the control.
+# piece, so it keeps 24 %. Without the other three, the *control*, it hardly changes. So the model needs this group
+# of heads. (With only one of them silenced, most of it is left.) Do they also carry the name? If they do, their output from
+# *another* story must bring another name. This is *activation patching*, the first picture of the lesson. Here is the
+# code, then four names, and heads 0, 1 and 2 as the control.
 
 # %%
 from tutorial_engine.lab import Patched
@@ -1053,9 +1055,27 @@ exchanged = {
 patching_picture(tokenizer, STORY, exchanged)
 
 # %% [markdown]
-# With heads 3, 4 and 5 exchanged it predicts a piece of the name on
-# the left; with heads 0, 1 and 2 exchanged it still predicts `a`. So heads 3, 4 and 5 carry this piece. (We tried 40 such
-# names. It worked for the 32 with a, e, i or o. With u it did not, but there the model does not copy the name by itself, either.)
+# With heads 3, 4 and 5 exchanged it predicts a piece of the name on the left; with heads 0, 1 and 2 exchanged it still
+# predicts `a`. So heads 3, 4 and 5 carry this piece. We try 40 more names:
+
+
+# %%
+def likeliest(text):
+    """The piece that the model predicts after a text."""
+    logits = logits_of(Batch.from_sequences([tokenizer.encode(text).ids]))
+    return tokenizer.decode([int(logits[-1].argmax())])
+
+
+for vowel in "aeiou":
+    names = [f"R{vowel}{letter}o" for letter in "bdfklmnz"]
+    stories = {name: STORY.replace("Rado", name) for name in names}
+    brought = patch_heads(model, tokenizer, STORY, stories, layer=3, heads=(3, 4, 5))
+    copied = sum(name.startswith("R" + likeliest(stories[name])) for name in names)
+    fits = sum(patch.name.startswith("R" + patch.piece) for patch in brought)
+    print(f"R{vowel}…o: copied in its own story {copied} of 8, brought to Rado's {fits} of 8")
+
+# %% [markdown]
+# With a, e, i and o it works each time. With u the model does not copy the name in its own story, either.
 
 # %% [markdown]
 # ### Copying in its purest form

@@ -3,11 +3,13 @@
 #
 # In notebook 01 the model ran the whole text again for every new token. Here you build the
 # cache that makes this unnecessary, change what it remembers, and measure what it saves.
-#
+
+# %% [markdown]
 # | sitting | what it is about | time |
 # |---|---|---|
-# | first, sections 1 to 11 | the cache, and what it costs | 3½ to 4 hours |
-# | second, sections 12 to 16 | from logits to text, and why two right engines differ | 1½ to 2 hours |
+# | sections 1 to 6 | the cache, and what it holds | 2¼ to 2½ hours |
+# | sections 7 to 11 | its bugs, its bytes and its time | 1¼ to 1½ hours |
+# | sections 12 to 16 | from logits to text, and why two right engines differ | 1½ to 2 hours |
 #
 # A beginner needs up to 7½ hours. You should have done notebook 01, or know what queries, keys,
 # values, heads, the causal mask, RoPE and logits are.
@@ -30,11 +32,12 @@ prompts = [tokenizer.encode(text).ids for text in PROMPTS]
 print([len(ids) for ids in prompts], "tokens")
 
 # %% [markdown]
-# # First sitting: the cache and what it costs
+# # First sitting: the cache and what it holds
 #
 # A cache is the model's memory of a text: a key (K) and a value (V) for each token, in each layer. The place of a token
-# is its *slot*. Below are the memories of two texts that differ in one token, in slot 1. Its K and V, in the
-# last layer only, were copied to the upper memory, and the story uses the other name. You will do this in section 4.
+# is its *slot*. Below are the memories of two texts that differ in one token, in slot 1. From the lower memory we copied
+# K and V of this slot, in the last layer only, to the upper one. Then the story uses the other name. You will do this in
+# section 4.
 
 # %% tags=["figure-transplant"]
 from tutorial_engine.viz import transplant_picture
@@ -47,7 +50,7 @@ transplant_picture(model, tokenizer)
 # **Objective:** count the tokens that the model runs. One run of the model, over as many tokens as it is given,
 # is called a *forward*. A *hook* counts the tokens: a function that PyTorch calls before the model runs.
 #
-# In cells without an exercise, read the output first. You need not follow every line of the code.
+# In cells without an exercise the output matters, and you need not follow every line of the code.
 
 
 # %%
@@ -188,7 +191,7 @@ print("with the mask, but the new token in FRONT:", layers_that_change(before, f
 # too, because every later token sees it.
 #
 # **Where did the old queries go?** The query of a token is used once, for the attention output of this token. A
-# later token has its own. The next cell asks with all 11 queries, and then with the last one only.
+# later token has its own. We ask with all 11 queries, then with the last one only.
 
 # %%
 draw = torch.Generator().manual_seed(0)
@@ -201,35 +204,9 @@ print("outputs:", list(all_queries.shape), "and", list(last_query.shape))
 print("the last token's is the same:", torch.allclose(last_query, all_queries[-1:], atol=1e-5))
 
 # %% [markdown]
-# **What becomes of the mask?** A prefill needs the whole triangle of notebook 01. A decode has one query. A *chunk*, a
-# part of a prompt, has several queries, and earlier keys are cached already.
-
-# %%
-predictions.ask(
-    "mask",
-    "7 tokens are cached and one more runs. How many entries has its causal mask, and how many of them "
-    "are forbidden?",
-    ["64, of which 28", "8, of which 7", "8, of which 0"],
-)
-
-# %% tags=["figure-phases"]
-from tutorial_engine.model import causal_mask
-from tutorial_engine.viz import mask_picture
-
-of_decode = causal_mask(1, 8)
-answer = f"{of_decode.numel()}, of which {int((~of_decode).sum())}"
-masks = {
-    "prefill: 7 queries": causal_mask(7, 7),
-    "decode: 1 query": of_decode,
-    "chunk: 3 queries after 4": causal_mask(3, 7),
-}
-chosen = predictions.reveal("mask", answer)
-if chosen:
-    print("The newest token may see everything, so a decode needs no mask at all.")
-mask_picture(masks) if chosen else None
-
-# %% [markdown]
-# A chunk needs the lower rows of the triangle, because its queries are the *last* tokens.
+# **What becomes of the mask?** A prefill needs the whole triangle (notebook 01, section 5). A decode has one query, that
+# of the newest token. This token may see every key, so a decode needs no mask. A *chunk* is a part of a prompt. Its
+# queries are the *last* tokens so far, so it needs the lower rows of the triangle.
 
 # %% [markdown]
 # ## 3 · Build the cache
@@ -276,8 +253,7 @@ from tutorial_engine.learn import check_cache
 mine.use(MyCache, check_cache)
 
 # %% [markdown]
-# `hear` tells a story with an unchecked part, here a cache that keeps nothing. Then `tell` runs yours
-# (the package's, as long as yours is not right), and names the parts that ran.
+# First you hear a cache that keeps nothing. Then `tell` runs yours (until it is right, the package's).
 
 
 # %%
@@ -337,8 +313,7 @@ from tutorial_engine.learn import check_transplant
 mine.use(transplant, check_transplant)
 
 # %% [markdown]
-# Two texts differ in slot 1. We copy K and V of this slot, in the last layer only. `mine.transplant` calls your
-# function.
+# Now the texts of the first picture. `mine.transplant` calls your function.
 
 # %%
 NAMO, NEDO = "Namo had an old coat.", "Nedo had an old coat."
@@ -411,8 +386,7 @@ if predictions.reveal("transplant", {1: 0, 2: 1, 3: 2, 0: 3}[changed]):
 # The keys of `am` and of `ed` both say: I come after an N. So the query finds both about equally well. The key of slot 2
 # says after which letters it comes, and these are others in each name. So there the key matters, too.
 #
-# The next cell runs the story up to the second N, and shows its attention weight for slot 1: with the slot's own key,
-# with Nedo's, and with a key of zeros.
+# Here is the attention weight that the second N gives to slot 1: with the slot's own key, with Nedo's, and with zeros.
 
 # %%
 named = f"{NAMO} Tima was a friend of N"
@@ -499,7 +473,7 @@ print(f"only K/V head 1 of this V is left: P(am) = {p_am(alone):.2f}")
 # %% [markdown]
 # Of the 72 V (18 slots, 4 layers) the next step needs this one, and of its two heads only head 1, which the query
 # heads 3 to 5 read: 32 numbers. Its key is
-# needed, too: with a key of zeros the weight of slot 1 was 0.00.
+# needed, too: with zeros the weight of slot 1 was 0.00.
 #
 # **Move it in time.** RoPE has turned each key by its position. We turn all keys by 100 more positions.
 # Then the text should go on at position 118 as it did at position 18.
@@ -524,8 +498,7 @@ for hero in (" Ben", " Anna"):
 # %% [markdown]
 # **Bonus:** write `Few`, a cache that keeps only the first 4 tokens and the last 64: the choice of
 # [StreamingLLM](https://arxiv.org/abs/2309.17453). Then keep the last 16, and then 16 without the first 4. What becomes
-# of the story? (If you come back here after Exercise 4, your static cache runs in place of `MyCache`: run both cells of
-# Exercise 1 again.)
+# of the story?
 #
 # <details><summary>One way, and what we saw</summary><pre>
 # class Few(MyCache):
@@ -536,9 +509,10 @@ for hero in (" Ben", " Anna"):
 #
 # mine.parts.own["MyCache"] = Few  # past the check; mine.use(MyCache, check_cache) undoes it
 # print(mine.generate(PROMPTS[0], SamplingParams(max_tokens=120)).checker.text)</pre>
-# With 64 the story is the same, with and without the first 4. With 16 Anna and her kite are forgotten. In
+# With 64 the story is the same, with and without the first 4. With 16 Anna and her kite are forgotten, both times. In
 # large models many heads that have nothing to copy look at the first tokens, so these matter there. StreamingLLM also
-# gives the kept tokens new positions, 0, 1, 2, …, and we do not.</details>
+# gives the kept tokens new positions, 0, 1, 2, …, and we do not. (If you come back here after Exercise 4, your static
+# cache runs in place of <code>MyCache</code>: first run both cells of Exercise 1 again.)</details>
 
 # %% [markdown]
 # ## 5 · Prefill and decode are one function
@@ -598,7 +572,7 @@ print()
 mine.tell(PROMPTS[0])
 
 # %% [markdown]
-# This is the whole loop of an engine. `attention` holds the cache.
+# This is the whole loop for one request. `attention` holds the cache.
 
 # %%
 attention = mine.empty_cache(max_len=64)
@@ -622,8 +596,8 @@ print(tokenizer.decode(token_ids))
 # **Objective:** write each key and value once, and find it again in memory.
 #
 # `torch.cat` makes a new tensor, so every step copies all old keys and values. `bytes_copied` gives your cache a
-# text, token by token, and counts these bytes. Attention also *reads* all K and V in every step, with any
-# cache. (1 KiB is 1,024 bytes.)
+# text, token by token, and counts these bytes. Attention also *reads* all K and V in every step, whichever cache
+# holds them. (1 KiB is 1,024 bytes.)
 
 # %%
 lengths = (50, 100, 200)
@@ -634,8 +608,8 @@ for n, copied in zip(lengths, by_cat, strict=True):
     print(f"a text of {n:3} tokens: {copied // 2**10:6,} KiB copied, {read // 2**10:6,} KiB read")
 
 # %% [markdown]
-# Both grow with the *square* of the length. `DynamicCache`, the default of `transformers`, does exactly this. A *static* cache, which you build
-# next, writes into memory that was allocated once.
+# Both grow with the *square* of the length. `DynamicCache`, the default of `transformers`, joins its tensors in the same
+# way. A *static* cache, which you build next, writes into memory that was allocated once.
 
 # %% tags=["figure-strips"]
 from tutorial_engine.viz import strips_picture
@@ -685,7 +659,7 @@ from tutorial_engine.learn import check_static_cache
 mine.use(MyStaticCache, check_static_cache)
 
 # %% [markdown]
-# First you hear a cache that stores each new token one slot too early. Then yours runs, in place of the first one.
+# First you hear a cache that stores each new token one slot too early, then yours.
 
 
 # %%
@@ -742,7 +716,8 @@ from tutorial_engine.learn import check_slots_to_write
 check_slots_to_write(slots_to_write)
 
 # %% [markdown]
-# The last lines of the package's map do the same. They give the slots to *write*, and the slots to *read*.
+# The package calls `allocate` before a forward: `num_computed` tokens are in the sequence's row, and `num_new` more come. A
+# new sequence takes a free row. The last lines compute the slots to *write* and the slots to *read*.
 
 # %%
 from tutorial_engine.cache import StaticKVCache
@@ -773,8 +748,18 @@ print("any NaN in the logits:", bool(logits.isnan().any()))
 print("slots still NaN in layer 0, row 2:", int(keys[0, 2, 0, :, 0].isnan().sum()), "of 16")
 
 # %% [markdown]
-# *A good place for a pause.*
+# ---
 #
+# **The first sitting ends here.** You have a cache that copies nothing, and find the slot of each token.
+#
+# ---
+
+# %% [markdown]
+# # Second sitting: its bugs, its bytes and its time
+#
+# After a restart of the notebook, run all cells above first (menu Run, "Run All Above Selected Cell").
+
+# %% [markdown]
 # ## 7 · One position late
 #
 # **Objective:** meet the classic bug of a cache. A plausible loop counts its decode steps from 1 and
@@ -854,7 +839,7 @@ positions_picture(range(first, end + 16), wrong, *labels) if chosen else None
 
 # %% [markdown]
 # `planted` put this bug into the package for a moment. `zoo` does so with four bugs, and prints the changed lines.
-# You need not know the code around them:
+# Bugs 2 and 3 change the last lines of `allocate` (section 6). You need not know the code around the others:
 #
 # 1. A decoded token gets a position too high.
 # 2. K and V go into the slot before theirs, over K and V of the token before.
@@ -870,8 +855,8 @@ caught = zoo(BUGS_02, lambda: logits_of(story, new))
 print(f"{caught} of {len(BUGS_02)} bugs are caught")
 
 # %% [markdown]
-# The fourth bug is not caught. A test finds only what it runs: a forward of one query needs no mask (section 2), so the package
-# does not run this line for it.
+# The fourth bug is not caught. A test finds only what it runs. In the prefill of a whole prompt both lines give the same
+# number. A decode needs no mask, so the package does not run this line for it.
 
 # %% [markdown]
 # ### Exercise 6: a test that catches all four (10 minutes)
@@ -935,14 +920,20 @@ for i, (out, params) in enumerate(zip(together, three, strict=True)):
 # bytes per token = 2 · layers · K/V heads · head_dim · bytes per number
 
 # %% [markdown]
-# The calculator takes the `config.json` of a dense Llama, Mistral, Qwen2 or Qwen3 model. (*Dense*: every token uses all
-# weights.) Run the cell to get the controls. Change the memory, the bandwidth and the
-# *context* (all tokens of a request, prompt and new ones), or paste your own file.
+# Words of the calculator below:
 #
-# The *bandwidth* says how many bytes a second the memory can deliver. The *peak* says how many FLOPs a second the
-# processor can compute (a TFLOP/s is 10¹²).
-# bf16 ("bfloat16" in the file) stores a number in 2 bytes, fp32 in 4. vLLM takes a part of the GPU's
-# memory: here 0.9, by default 0.92 (version 0.30).
+# - *context*: all tokens of a request, prompt and new ones;
+# - *bandwidth*: how many bytes a second the memory can deliver (TB/s: 10¹²);
+# - *peak*: how many FLOPs a second the processor can compute (TFLOP/s: 10¹²);
+# - *limited by memory*: moving the bytes takes longer than the FLOPs; *by arithmetic*: the FLOPs take longer;
+# - *bfloat16* (bf16): 2 bytes a number; fp32 has 4;
+# - *maximum concurrency*: how many requests of this length fit beside the weights, at most: the *activations*, the
+#   intermediate results of a forward, need memory, too;
+# - *not given to the engine*: vLLM takes a share of the GPU's memory, here 0.9, by default 0.92 (version 0.30).
+
+# %% [markdown]
+# Run the cell. Change the controls, or paste the `config.json` of a *dense* Llama, Mistral, Qwen2 or Qwen3 model (dense:
+# every token uses all weights).
 
 # %% tags=["figure-calculator"]
 import json
@@ -957,10 +948,6 @@ QWEN3_06B = """{"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"],
  "tie_word_embeddings": true, "attention_bias": false, "torch_dtype": "bfloat16"}"""
 qwen3_06b = ModelConfig.from_dict(json.loads(QWEN3_06B))
 MemoryCalculator(QWEN3_06B)
-
-# %% [markdown]
-# The line "as vLLM logs it" says how many requests of this length fit beside the weights. It is an upper bound: the
-# *activations*, the intermediate results of a forward, need memory, too.
 
 # %% [markdown]
 # To make the cache smaller, model designers took fewer K/V heads. In *multi-head attention* (MHA) every query head has
@@ -1010,7 +997,7 @@ def between_ends(x, bits):
 
 # %% [markdown]
 # We run the first half of 8 stories, store the memory in fewer bits, and go on. (The last token and the new ones stay
-# in fp32.) How far off are the next logits? Is the text the same?
+# in fp32.)
 
 # %%
 from itertools import islice
@@ -1047,15 +1034,18 @@ for name, (size, store) in stores.items():
 
 # %% [markdown]
 # int8 takes little more than a quarter of fp32's bytes, and its logits are hardly off. With int4 they are off by more
-# than 1, and these texts still stay, because they repeat what was said: at most steps the best logit leads by far. Where two
-# tokens are almost equally likely, a much smaller error changes the text (section 15). So equal texts prove little here: compare the logits. With int2 nearly all change: our simple rounding uses only −1, 0 and 1 there, three
-# of the four numbers that 2 bits can hold. With both ends stored, all four are used, and most texts stay.
-# [KIVI](https://arxiv.org/abs/2402.02750) stores 2 bits so, with K grouped by channel.
-
-# %% [markdown]
+# than 1, and these texts still stay, because they repeat what was said: at most steps the best logit leads by far. Where
+# two tokens are almost equally likely, a much smaller error changes the text (section 15). With int2 nearly all change:
+# our simple rounding uses only −1, 0 and 1 there, three of the four numbers that 2 bits can hold. With both ends stored,
+# all four are used, and most texts stay. [KIVI](https://arxiv.org/abs/2402.02750) stores 2 bits so, with K grouped by channel.
+#
+# <details><summary>What does it bring on a GPU?</summary>
+#
 # The sure gain is room: in [one measurement](https://github.com/vllm-project/vllm/issues/42058) with fp8 (vLLM 0.26, an
 # A100) twice as many tokens fit. Decode was up to about 5 % faster (that run had no CUDA graphs, so it probably waited for the
 # CPU; another user there saw more), and prefill was slower: the numbers must be turned back first.
+#
+# </details>
 
 # %% [markdown]
 # ## 10 · What it saves in time
@@ -1102,7 +1092,7 @@ latency_picture(measured, virtual) if predictions.reveal("short", answer) else N
 #
 # **TTFT**, the time to the first token, is the time of the prefill, for a request that does not wait. **TPOT**, the time
 # per output token, is the time of one decode step. This cache does not shorten TTFT: the prompt has to run once in both
-# cases. (One that requests share does: notebook 05.) It shortens TPOT, because without it every later token costs a forward over the whole text.
+# cases. It shortens TPOT, because without it every later token costs a forward over the whole text.
 
 # %% [markdown]
 # ## 11 · What bounds a forward: the roofline
@@ -1199,8 +1189,8 @@ roofline_picture(bandwidth, peak, points) if answered else None
 # prefill is *compute-bound*: many tokens share each weight that is read.
 #
 # So servers decode many sequences at once. Eight new tokens of one sequence are as cheap, and *speculative decoding*
-# uses this: a fast program proposes tokens, and one forward of the model checks them. (The points stay
-# below the roof, because it is a best case, measured with one long read and one large product.)
+# uses this: a fast program proposes tokens, and one forward of the model checks them. (The roof is a best case, so the
+# points stay below it.)
 
 # %% tags=["nbval-ignore-output"]
 from tutorial_engine.lab import weight_bytes
@@ -1223,15 +1213,14 @@ print(predictions.score())
 # %% [markdown]
 # ---
 #
-# **The first sitting ends here.**
+# **The second sitting ends here.**
 #
 # ---
 
 # %% [markdown]
-# # Second sitting: from logits to text, and why two right engines differ
+# # Third sitting: from logits to text, and why two right engines differ
 #
-# After a restart of the notebook, run all cells above first (menu Run, "Run All Above Selected Cell"). It takes about a
-# minute.
+# After a restart, first run all cells above (about a minute).
 
 # %% [markdown]
 # ## 12 · Choosing a token
@@ -1302,8 +1291,8 @@ from tutorial_engine.learn import check_top_p
 mine.use(keep_top_p, check_top_p)
 
 # %% [markdown]
-# **Bonus:** let `min_p` run before `top_p`, as vLLM does. For which p and min_p do the two orders keep different tokens of
-# `example`? Can the order of vLLM keep more?
+# **Bonus:** for which p and min_p does vLLM's order (`min_p`, then `top_p`) keep other tokens of `example` than ours? Can
+# it keep more?
 #
 # <details><summary>One answer</summary>top_p 0.85 and min_p 0.15: <code>min_p(top_p(example, 0.85), 0.15)</code> keeps 3
 # tokens, <code>top_p(min_p(example, 0.15), 0.85)</code> 2. What min_p leaves adds up to 1 again, so each sum reaches p
@@ -1328,7 +1317,7 @@ mine.tell(PROMPTS[2], drawn)
 # %% [markdown]
 # **The seed mistake.** Each request has its own random generator, which is seeded *once*. Plausible
 # code seeds it again before every draw. Then every draw uses the same random number,
-# and after the same text always comes the same token. Below are 12 draws after one text.
+# and after the same text always comes the same token. Here are 12 draws.
 
 # %% tags=["figure-draws"]
 from tutorial_engine.sampling import Sampler
@@ -1521,11 +1510,11 @@ margins_picture(leads)
 
 # %% [markdown]
 # In fp32 no margin of these stories is below a gap. (Roundings add up on the way through the layers, so two right paths
-# differ by more than one gap: section 15.) But many servers compute in bf16. There one rounding, of the
-# logits alone, makes 73 ties. After one changed token the two texts go their own ways.
+# differ by more than one gap: section 15.) But many servers compute in bf16. There 114 margins are below a gap, and
+# one rounding, of the logits alone, makes 73 ties. After one changed token the two texts go their own ways.
 #
-# We have shown both causes, other bits in another batch and near ties, but no text that changed: with this small model on a
-# CPU that is rare. He et al. show it on a GPU.
+# We have shown both causes, but no text that changed: with this small model on a CPU that is rare. He et al. show it on a
+# GPU.
 
 # %% [markdown]
 # So "temperature 0" promises the likeliest token of *these* logits, and not the same text in every batch. An engine

@@ -6,6 +6,7 @@ The caption is computed from the same numbers that are drawn.
 import math
 
 import torch
+from matplotlib.ticker import StrMethodFormatter
 from torch import Tensor
 
 from tutorial_engine.model.config import RopeScaling
@@ -17,7 +18,6 @@ from tutorial_engine.viz.drawing.style import (
     GREEN,
     INK,
     ORANGE,
-    PLAIN,
     QUIET,
     RED,
     finish,
@@ -58,7 +58,7 @@ def rope_scaling_picture(plain: Tensor, scaled: Tensor, scaling: RopeScaling) ->
     ax.set(yscale="log", xlim=(-0.5, len(plain) - 0.5), xlabel="pair i")
     ax.set_ylabel(f"turns in {context:,} positions (logarithmic)")
     ax.set_ylim(top=float(turns.max()) * 2)
-    ax.yaxis.set_major_formatter(PLAIN)
+    ax.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
     ax.minorticks_off()
     ax.legend(loc="lower left")
     said = [
