@@ -382,7 +382,8 @@ mine.hear(TWO, window_mask=blind_to_itself)  # `<`, not `<=`: no token but the f
 mine.tell(TWO)
 
 # %% [markdown]
-# The engine uses your mask with a window as large as the text. Now each token sees only itself and 7 tokens before it.
+# The engine uses your mask with a window as large as the text. Now in each layer a token sees only itself and 7 tokens before it.
+# (Through four layers, something can still come from up to 28 tokens back.)
 
 # %%
 predictions.ask(
@@ -405,7 +406,7 @@ reach_picture(pieces[: last + 1], looks, window=8) if answered else None
 
 # %% [markdown]
 # The sentences of this story are still well formed. But the names are lost. The token that stands
-# just before the new name must see the first piece of the old one. For Rado that is `·day`, with a window of 20; for
+# just before the new name must see the first piece of the old one *directly*: what comes in several steps is not enough. For Rado that is `·day`, with a window of 20; for
 # Mimo `·and`, with a window of 15. Try it:
 
 # %%
@@ -532,7 +533,8 @@ for d in head_dims:
 # ## 8 · RoPE: position as rotation
 #
 # **Objective:** give attention a sense of order. Without positions, a query that sees all keys cannot know their order:
-# shuffle the keys together with their values, and it gets the same output.
+# shuffle the keys together with their values, and it gets the same output. (This is one layer. In a deep model, the causal mask alone
+# tells later layers something about the order.)
 
 # %%
 shuffle = torch.tensor([3, 0, 4, 1, 2])
@@ -731,7 +733,8 @@ check_close(normed, first_layer.input_layernorm(vectors), 1e-5, "RMSNorm in one 
 # %% [markdown]
 # ### Norm first, then RoPE
 #
-# Qwen3 also puts each query and key through an RMSNorm before RoPE turns them. `q_norm` has a different weight for each
+# Qwen3 also puts each query and key through an RMSNorm before RoPE turns them. Before its weights, the norm makes the mean
+# square of each query 1, as section 7 assumed. `q_norm` has a different weight for each
 # dimension, and RoPE mixes two dimensions. So the order matters.
 
 # %%
@@ -911,7 +914,7 @@ check_close(naive, reference, 1e-4, "naive attention = transformers")
 # %% [markdown]
 # ### The jukebox
 #
-# Why compare logits, and not stories? The first story is unbroken. In each of the stories A to F
+# Why is it not enough to read a story? The first story is unbroken. In each of the stories A to F
 # one part is broken, by one line of code. Which part is it?
 
 # %%
@@ -947,7 +950,8 @@ if predictions.reveal("jukebox", min(takes, key=lambda take: take.last).part):
 # But C, without the mask, reads well. The table compares the logits of the prompt. The last token has no later token,
 # so the mask hides nothing from it. Only the changed vectors of the other tokens reach it: with this prompt, its logits
 # change by 0.1. The logits of the earlier tokens are far off, because these tokens read later ones, from layer 0 on. So a
-# good story does not show that there is no bug, and another prompt may hide another bug. This is why we compare logits.
+# good story does not show that there is no bug, and another prompt may hide another bug. Comparing it with the right
+# story would show this one. Logits show more: at which tokens, how much, and also a bug too small to change a token.
 
 # %% [markdown]
 # ---
@@ -1036,7 +1040,7 @@ ablation_picture(title, [bars[0], *rows, bars[1]]) if answered else None
 # %% [markdown]
 # (L3 H3 is layer 3, head 3.) Without these heads the probability is nearly that of the story without Rado: `a` is a common
 # piece, so it keeps 24 %. Without the other three, the *control*, it hardly changes. So the model needs this group
-# of heads. (With only one of them silenced, most of it is left.) Do they also carry the name? If they do, their output from
+# of heads. (With only one of them silenced, the probability of `a` is still 82 % or more.) Do they also carry the name? If they do, their output from
 # *another* story must bring another name. This is *activation patching*, the first picture of the lesson. Here is the
 # code, then four names, and heads 0, 1 and 2 as the control.
 
@@ -1056,7 +1060,9 @@ patching_picture(tokenizer, STORY, exchanged)
 
 # %% [markdown]
 # With heads 3, 4 and 5 exchanged it predicts a piece of the name on the left; with heads 0, 1 and 2 exchanged it still
-# predicts `a`. So heads 3, 4 and 5 carry this piece. We try 40 more names:
+# predicts `a`. So heads 3, 4 and 5 carry this piece. We try all 40 names of this form
+# (five of them you have seen). Six of the eight names with Ra have the piece `a`, as Rado has, so they test nothing: look at
+# the other rows.
 
 
 # %%
@@ -1075,7 +1081,8 @@ for vowel in "aeiou":
     print(f"R{vowel}…o: copied in its own story {copied} of 8, brought to Rado's {fits} of 8")
 
 # %% [markdown]
-# With a, e, i and o it works each time. With u the model does not copy the name in its own story, either.
+# With a, e, i and o it works each time. With u the model does not copy the name in its own story, either: the made-up names of
+# its training have no syllable `ru`.
 
 # %% [markdown]
 # ### Copying in its purest form
@@ -1098,16 +1105,21 @@ def predicted(heads):
     return logits[:, period - 1 : -1].argmax(-1) == torch.tensor(noise)[:, period:]
 
 
+# %%
+full = predicted({})[:, 1:]  # without the first of each round
+
+
 def hits(heads):
-    return int(predicted(heads)[:, 1:].sum())  # without the first of each round
+    """How many of those that the whole model predicts are predicted without these heads."""
+    return int((predicted(heads)[:, 1:] & full).sum())
 
 
 right, total = hits({}), len(noise) * (period - 1)
 print(f"{right} of {total} tokens in {len(noise)} such texts are predicted")
 
 # %% [markdown]
-# (Models that were trained on ordinary text alone also copy like this:
-# [Olsson et al., 2022](https://arxiv.org/abs/2209.11895).)
+# (Our model was also trained on such texts: about one training row in five was random tokens, said again. Models that
+# were trained on ordinary text alone learn to copy, too: [Olsson et al., 2022](https://arxiv.org/abs/2209.11895).)
 
 # %% [markdown]
 # ### Exercise 7: the induction score (5 minutes)
@@ -1187,7 +1199,7 @@ two_steps_picture(model, tokenizer, story_ids, first=(1, (3, 5)), second=(3, 3))
 #
 # *Try:* guess how many hits are left without the attention of layer 2. Then run `hits({2: range(6)})`.
 #
-# <details><summary>What does it mean?</summary>291 of 293 are left. So this copying hardly needs the attention of layer
+# <details><summary>What does it mean?</summary>287 of 293 are left. So this copying hardly needs the attention of layer
 # 2. The test says nothing about the MLPs.</details>
 
 # %% [markdown]

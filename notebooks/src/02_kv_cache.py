@@ -205,7 +205,8 @@ print("the last token's is the same:", torch.allclose(last_query, all_queries[-1
 
 # %% [markdown]
 # **What becomes of the mask?** A prefill needs the whole triangle (notebook 01, section 5). A decode has one query, that
-# of the newest token. This token may see every key, so a decode needs no mask. A *chunk* is a part of a prompt. Its
+# of the newest token. With the causal mask this token may see every key, so a decode needs no mask. (A sliding window
+# still needs one, or a cache that gives only the keys inside the window.) A *chunk* is a part of a prompt. Its
 # queries are the *last* tokens so far, so it needs the lower rows of the triangle.
 
 # %% [markdown]
@@ -328,6 +329,7 @@ def story_with(layer, which):
 
 print("untouched:  ", mine.go_on(mine.memory(NAMO), NAMO))
 print("transplant: ", story_with(3, "KV"))
+print("Nedo's own: ", mine.go_on(mine.memory(NEDO), NEDO))
 
 # %% [markdown]
 # The screen still says Namo, and the story is about Nedo. You have copied 512 bytes.
@@ -383,10 +385,12 @@ if predictions.reveal("transplant", {1: 0, 2: 1, 3: 2, 0: 3}[changed]):
 # %% [markdown]
 # In layer 3, the query heads 3 to 5 copy names: they look for the token that followed the same letters earlier (notebook
 # 01). These three share K/V head 1.
-# The keys of `am` and of `ed` both say: I come after an N. So the query finds both about equally well. The key of slot 2
+# The keys of `am` and of `ed` both say, among other things: I come after an N. So the query finds both about equally
+# well. The key of slot 2
 # says after which letters it comes, and these are others in each name. So there the key matters, too.
 #
-# Here is the attention weight that the second N gives to slot 1: with the slot's own key, with Nedo's, and with zeros.
+# Here is the attention weight that the second N gives to slot 1: with the slot's own key, with Nedo's, with those of two
+# names that begin with another letter, and with zeros.
 
 # %%
 named = f"{NAMO} Tima was a friend of N"
@@ -402,7 +406,10 @@ class LastLayer(SdpaAttention):
 seen = LastLayer()
 model(Batch.from_sequences([named_ids]), seen)
 q, k, v = seen.qkv
-for name, key in {"Namo": k[1], "Nedo": mine.memory(NEDO)[3][0][1], "zeros": 0 * k[1]}.items():
+keys = {"Namo": k[1], "zeros": 0 * k[1]}
+for name in ("Nedo", "Ramo", "Lomo"):
+    keys[name] = mine.memory(f"{name} had an old coat.")[3][0][1]
+for name, key in keys.items():
     k[1] = key
     weights = naive_attention(q, k, v).weights[3:6, 0, 1]  # heads 3 to 5, slot 1
     print(f"weight of slot 1 with the key of {name}:", [f"{float(x):.2f}" for x in weights])
@@ -420,10 +427,14 @@ in_0 = 0 if "Nedo" in stories_of[0] else 1 if "Namo" in stories_of[0][len(NAMO) 
 if predictions.reveal("layer", in_0):
     for layer, text in enumerate(stories_of):
         print(f"layer {layer}:", text)
+    changed = mine.memory(NAMO)
+    for layer in (0, 1, 2):
+        changed = mine.transplant(changed, mine.memory(NEDO), layer, [1], "KV")
+    print("0, 1, 2:", mine.go_on(changed, NAMO))
 
 # %% [markdown]
 # K and V of layer 3 were computed from the output of layers 0 to 2, when the text ran. When we edit layers 0 to 2, they
-# have already passed the name on to layer 3, and the new tokens look it up there.
+# have already passed the name on to layer 3, and the new tokens look it up there: even all three together change nothing.
 # In [notebook 06](06_real_model.ipynb) you do the same to a real language model, and it names
 # Rome as the capital of France.
 #
@@ -469,11 +480,14 @@ alone[3][1][1] = memory[3][1][1]  # V of slot 1, layer 3
 print(f"V of all other slots and layers set to zero: P(am) = {p_am(alone):.2f}")
 alone[3][1][1, 0] = 0  # without K/V head 0 of it
 print(f"only K/V head 1 of this V is left: P(am) = {p_am(alone):.2f}")
+slot_1 = {layer: (k[1:2], v[1:2]) for layer, (k, v) in memory.items()}
+print(f"slot 1 alone in the cache, K and V of all layers: P(am) = {p_am(slot_1):.2f}")
 
 # %% [markdown]
 # Of the 72 V (18 slots, 4 layers) the next step needs this one, and of its two heads only head 1, which the query
 # heads 3 to 5 read: 32 numbers. Its key is
-# needed, too: with zeros the weight of slot 1 was 0.00.
+# needed, too: with zeros the weight of slot 1 was 0.00. And the other slots may lose their values, but not their keys:
+# with slot 1 alone in the cache P(am) is much smaller, as the last line says.
 #
 # **Move it in time.** RoPE has turned each key by its position. We turn all keys by 100 more positions.
 # Then the text should go on at position 118 as it did at position 18.
@@ -856,7 +870,7 @@ print(f"{caught} of {len(BUGS_02)} bugs are caught")
 
 # %% [markdown]
 # The fourth bug is not caught. A test finds only what it runs. In the prefill of a whole prompt both lines give the same
-# number. A decode needs no mask, so the package does not run this line for it.
+# number. Here a decode needs no mask, so the package does not run this line for it.
 
 # %% [markdown]
 # ### Exercise 6: a test that catches all four (10 minutes)
@@ -929,7 +943,7 @@ for i, (out, params) in enumerate(zip(together, three, strict=True)):
 # - *bfloat16* (bf16): 2 bytes a number; fp32 has 4;
 # - *maximum concurrency*: how many requests of this length fit beside the weights, at most: the *activations*, the
 #   intermediate results of a forward, need memory, too;
-# - *not given to the engine*: vLLM takes a share of the GPU's memory, here 0.9, by default 0.92 (version 0.30).
+# - *not given to the engine*: vLLM takes a share of the GPU's memory, here 0.9, by default 0.92 (version 0.32).
 
 # %% [markdown]
 # Run the cell. Change the controls, or paste the `config.json` of a *dense* Llama, Mistral, Qwen2 or Qwen3 model (dense:
@@ -976,7 +990,7 @@ bytes_picture([row(name, *sizes) for name, sizes in models.items()])
 
 # %% [markdown]
 # **Fewer bytes a number.** *Quantisation* stores whole numbers of few bits. Each vector is divided by its *scale*, so
-# that its largest number, whatever its sign, becomes the largest whole number (127 for int8, 7 for int4, 1 for int2). Then all are rounded.
+# that the number farthest from zero becomes 127 or −127 (int8), 7 or −7 (int4), 1 or −1 (int2). Then all are rounded.
 # The scale is stored, too, in 2 bytes. A second way stores the smallest and the largest number of each vector,
 # with equal steps between them.
 
@@ -1185,7 +1199,8 @@ roofline_picture(bandwidth, peak, points) if answered else None
 
 # %% [markdown]
 # Eight sequences need 8 times the FLOPs, and took far less than 8 times as long. So one sequence did not spend its time
-# on FLOPs. Most of it went into reading the weights, and eight read them once, too. Decode of one sequence is *memory-bound*. A long
+# on FLOPs. The next cell computes how long its bytes need: most of the time went into reading the weights. Eight
+# sequences read them once, too. Decode of one sequence is *memory-bound*. A long
 # prefill is *compute-bound*: many tokens share each weight that is read.
 #
 # So servers decode many sequences at once. Eight new tokens of one sequence are as cheap, and *speculative decoding*
@@ -1511,7 +1526,8 @@ margins_picture(leads)
 # %% [markdown]
 # In fp32 no margin of these stories is below a gap. (Roundings add up on the way through the layers, so two right paths
 # differ by more than one gap: section 15.) But many servers compute in bf16. There 114 margins are below a gap, and
-# one rounding, of the logits alone, makes 73 ties. After one changed token the two texts go their own ways.
+# one rounding, of the logits alone, makes 73 ties. Near a tie, a difference in the last bit decides which token is taken,
+# and it may come from the batch. After one changed token the two texts go their own ways.
 #
 # We have shown both causes, but no text that changed: with this small model on a CPU that is rare. He et al. show it on a
 # GPU.
@@ -1584,9 +1600,15 @@ pairs = list(zip(fp32_ids.flatten().tolist(), rounded.argmax(-1).flatten().tolis
 other = [pair for pair in pairs if pair[0] != pair[1]]
 if predictions.reveal("bf16", (len(other) > 0) + (len(other) >= len(pairs) / 4)):
     print(f"{len(other)} of {len(pairs)}", end="")
-    for a, b in (token_labels(tokenizer, pair) for pair in other):
-        print(f"; {b} instead of {a}", end="")
+    shares = exact.softmax(-1).flatten(0, -2)  # of fp32, [48, V]
+    for i in (i for i, (a, b) in enumerate(pairs) if a != b):
+        (a, b), (of_a, of_b) = token_labels(tokenizer, pairs[i]), shares[i, list(pairs[i])]
+        print(f"; {b} ({of_b:.1%} in fp32) instead of {a} ({of_a:.1%})", end="")
     print(f"\nlogits differ by up to {(rounded - exact).abs().max():.2g}")
+
+# %% [markdown]
+# Where another token is the likeliest one, the two were nearly equal in fp32 already, so neither is wrong. But from there a
+# text would go its own way, and a test that compares texts would fail.
 
 # %% [markdown]
 # ## 16 · All your parts together

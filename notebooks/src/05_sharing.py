@@ -84,10 +84,12 @@ print(story)
 #
 # Many requests begin with the same instructions or document. The **prefix cache** finds such
 # beginnings. A **hash** is a number of fixed size, computed from data: the same data always give
-# the same one, and two different texts almost never. Each full block gets a hash, made of its tokens *and
-# of the hash of the block before it*. So it stands for all tokens from the start. A new request looks up
-# its hashes. One that is there is a **hit**: the request takes the block and does not run its tokens. Another one is a
-# **miss**, and ends the search.
+# the same one, and two different texts almost never give the same one. Each full block gets a hash, made of its tokens *and
+# of the hash of the block before it*. So it stands for all tokens from the start.
+
+# %% [markdown]
+# A new request looks up its hashes. One that is there is a **hit**: the request takes the block and does not run its tokens. A hash that is not there is a
+# **miss**, and the search ends. This happens once, when the request is admitted: what others compute later, it does not find.
 
 # %% jupyter={"source_hidden": true}
 from tutorial_engine.trace import Admitted
@@ -130,7 +132,7 @@ block_view(sharing_two.trace.trace(), step=1, labels=labels) if chosen else None
 # Only full blocks have a hash, so the rest of the common beginning is computed twice.
 #
 # The blocks of an answer are cached like those of a prompt: A's block 5 holds its first new token, and has a hash. So
-# when a user of a chat asks again, the prompt begins with the whole conversation so far: its full blocks are found, if they are still there.
+# when a user of a chat asks again, the prompt begins with the whole conversation so far, if the client sends it back token for token: its full blocks are found, if they are still there.
 
 # %% [markdown]
 # At least one token must run, because without a forward there are no logits to choose the next token from. So if all
@@ -407,7 +409,7 @@ run = server.serve([anna, tom, anna], SamplingParams(max_tokens=28), **one_by_on
 # - blocks are freed head first: block 0 of a table before the others.
 
 # %% [markdown]
-# The tests are: each request alone in a fresh pool; several together, in chunks; three answers (*samples*) to one prompt; and
+# The tests are: each request alone in a fresh pool; several together, in chunks (some begin like another, one with another's *second* block); three answers (*samples*) to one prompt; and
 # one after the other in a small pool. After each step `check_integrity` compares tables, counts, free queue and hashes.
 # It never looks at tokens, K or V.
 
@@ -430,8 +432,11 @@ if predictions.reveal("zoo", {0: "none of them", 2: "two", 5: "all five"}[wrong_
 # The first four columns are the four tests, each with its number of right answers. `found` counts the prompt tokens that were hits in
 # the last test. Fewer than in “no bug” means wasted work, more hits mean that wrong blocks were found. `integrity` is
 # the first error of `check_integrity`.
-#
-# No bug shows when a request is alone. Two show only when several requests run together, one only with samples, and one
+
+# %% [markdown]
+# No bug shows when a request is alone. Two show in the test with several together. “Found too early” needs another
+# request at the same time. “A hash of own tokens only” does not: there, one prompt begins with the second block of another, and it would be wrong one
+# after the other, too. One bug shows only with samples, and one
 # only in the small pool, where blocks are used a second time. If blocks are freed head first, only `found` shows it. So
 # testing requests alone is not enough: a cache needs the three other tests, and the count of hits.
 
@@ -511,10 +516,10 @@ check_causes(causes() or {}, runs)
 #
 # *Hybrid models* have state-space layers beside those with attention. Such a layer keeps one state of fixed size, in place
 # of K and V. From the state after a whole text nobody gets the state after its half, so a hit is possible only where a state was
-# saved: by default at the ends of blocks. vLLM gives a block of K and V at least as many bytes as this state, which is some
-# hundred to several thousand tokens. A shorter common beginning finds nothing (vLLM issues
-# [40696](https://github.com/vllm-project/vllm/issues/40696),
-# [47430](https://github.com/vllm-project/vllm/issues/47430) and
+# saved: by default at the last end of a block in each chunk of a prompt. vLLM gives a block of K and V at least as many bytes as this state, which is some
+# hundred to several thousand tokens. A common beginning shorter than a block finds nothing, and a longer one finds nothing
+# if no state was saved inside it (vLLM issues [45238](https://github.com/vllm-project/vllm/issues/45238),
+# [40696](https://github.com/vllm-project/vllm/issues/40696) and
 # [53749](https://github.com/vllm-project/vllm/issues/53749)). Since July 2026 `--prefix-match-unit` lets a hit end inside a
 # block (pull request [46384](https://github.com/vllm-project/vllm/pull/46384)), but only where a state was saved.
 #
@@ -569,11 +574,12 @@ timeline(scarce.trace.trace()) if chosen else None
 
 # %% [markdown]
 # The *victim*, the preempted request, loses its blocks and keeps its tokens, the new ones included. It waits at the front of the waiting requests. When it
-# is admitted again, it runs all its tokens like one long prompt. This is *preemption by recompute*. In the picture,
+# is admitted again, it searches the prefix cache like a new request: all its tokens are one long prompt now. What it does
+# not find runs again. This is *preemption by recompute*. In the picture,
 # *recompute* counts the lost tokens that run again and the newest one.
 #
 # C comes back after six steps. In the meantime A and B took its blocks. B comes back after one step.
-# Nobody has taken its full blocks, so they are hits.
+# A took only B's open block: it has no hash, so it stood at the front (section 2). The five full ones are hits.
 
 # %% [markdown]
 # ### Exercise 5: who gives way? (10 minutes)
@@ -695,7 +701,7 @@ timelines(rules, title="The same requests under two rules of admission") if chos
 
 # %% [markdown]
 # Under the second rule, E runs its first chunk. In the next step its second chunk finds no room. E is the
-# last that runs, so it is preempted (✕). Then it is admitted again. A wide bar is a slow step: A's decode
+# last that runs, so it is preempted (✕). A step that preempts somebody admits nobody, so E comes again one step later. A wide bar is a slow step: A's decode
 # waits for E's chunk, which is thrown away. This is *thrash*. Under the first rule, E waits until they are done.
 
 # %% [markdown]

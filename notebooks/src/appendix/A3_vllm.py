@@ -51,13 +51,15 @@ import random
 from tutorial_engine.lab import recorded_run, serve_again
 from tutorial_engine.viz import places
 
-said = recorded_run("long_prompt")
-ours_of_four = serve_again(said, model)
-two = [said, ours_of_four]
-random.Random(1).shuffle(two)
-places(dict(zip(("upper run", "lower run"), two, strict=True)), "Which run is vLLM's?")
+vllm_run = recorded_run("long_prompt")
+ours_of_four = serve_again(vllm_run, model)
+both_runs = [vllm_run, ours_of_four]
+random.Random(1).shuffle(both_runs)
+places(dict(zip(("upper run", "lower run"), both_runs, strict=True)), "Which run is vLLM's?")
 
 # %% [markdown]
+# Choose one before you read on.
+#
 # You cannot see it: box by box the two pictures are the same. (The next section prints which is which.) Is this luck? Section 2 compares another run, block by
 # block. Section 3 shows that a wrong rule would be seen.
 
@@ -89,7 +91,7 @@ for prompt, text in texts.items():
     print(f"{prompt!r} -> {text!r}")
 
 # %% [markdown]
-# The run above had these prompts, as A, B and C. It had smaller limits and one more request, `L`, which has a long prompt. The limits change
+# The run of the *first picture* had these prompts, as A, B and C. It had smaller limits and one more request, `L`, which has a long prompt. The limits change
 # the steps. Here they do not change the tokens. (On a GPU, with numbers of 16 bits, the same sum may be rounded differently in another
 # batch. In a *near tie*, where two tokens are almost equally likely, the other one may be chosen.) `recorded_run` gave this run as a *trace*: the list of events from which the pictures
 # of these notebooks are drawn.
@@ -98,11 +100,11 @@ for prompt, text in texts.items():
 from tutorial_engine.trace.events import Added, TokenSampled
 
 for number, name in enumerate("ABC"):
-    its = [one for one in said.events if getattr(one, "request_id", "") == name]
+    its = [one for one in vllm_run.events if getattr(one, "request_id", "") == name]
     new = [one.token_id for one in its if isinstance(one, TokenSampled)]
     text = tokenizer.decode(new)
     print(f"vLLM: {text!r}", "is the same" if text == list(texts.values())[number] else "differs")
-print("In the first picture the upper run is", "vLLM's" if two[0] is said else "ours")
+print("In the first picture the upper run is", "vLLM's" if both_runs[0] is vllm_run else "ours")
 
 # %% [markdown]
 # If vLLM is installed here, the next cell gives it the program itself. Otherwise the cell does nothing. Five longer programs are in the folder `examples`, with the output that vLLM gave.
@@ -124,9 +126,10 @@ if importlib.util.find_spec("vllm"):
 # **Objective:** read a run of vLLM in pictures that you know.
 #
 # In the next run three users sent their requests to vLLM at the same time. Each asks for 24 new tokens. The memory was
-# small: 5 blocks of 32 tokens. A step runs at most three requests, and at most 64 tokens. So in step 0 only 20 tokens are left for `r2`,
-# whose prompt has 24. A request takes its second block in the step that runs its 33rd token. (vLLM never gives its
-# block 0 to a request, see section 7. The trace calls its block 1 block 0, as this engine does.)
+# small: 5 blocks of 32 tokens. A step runs at most three requests, and at most 64 tokens. In step 0 `r0` has 20
+# tokens and `r1` has 24, so only 20 are left for `r2`, whose prompt has 24. A request takes its second block in the step that
+# runs its 33rd token. (vLLM never gives its block 0 to a request, see section 7. So the pictures call its
+# block 1 block 0.)
 
 # %%
 from tutorial_engine.trace import history
@@ -159,9 +162,9 @@ ours = serve_again(theirs, model)
 gone = [(event.step, event.request_id) for event in theirs.events if isinstance(event, Preempted)]
 runs = [theirs, ours]
 random.Random(3).shuffle(runs)
-two = dict(zip(("upper run", "lower run"), runs, strict=True))
+shown = dict(zip(("upper run", "lower run"), runs, strict=True))
 title = "Which run is vLLM's?"
-places(two, title) if predictions.reveal(
+places(shown, title) if predictions.reveal(
     "victim", "in step {}, that of {}".format(*gone[0])
 ) else None
 
@@ -308,7 +311,7 @@ block_view(theirs, 24) if predictions.made("second") else print("Choose an answe
 # three requests end: first `A`, then `B`, then `C`. Say it in a sentence before you open the answer.
 
 # %% tags=["figure-queue"]
-queue_picture(said, [13, 19])
+queue_picture(vllm_run, [13, 19])
 
 # %% [markdown]
 # <details><summary>Answer</summary>
@@ -532,8 +535,8 @@ print(KVCacheSpec.from_model(model.config, torch.float32).bytes_per_token, "byte
 #
 # Find the rule for both numbers. `num_bytes` is the memory for keys and values, here 1 GiB. It is divided into blocks. A rest that is too small for a block is not used. The
 # log counts all blocks. One is the *null block*, which vLLM never gives to a request (section 7). A request of 300 tokens
-# takes 10 blocks, 320 slots. The log counts 300 tokens for it, not 320. The first number is whole. Do not
-# round the second one.
+# takes 10 blocks, 320 slots. In the first number it stands for 300 tokens, not for 320. The first number is
+# whole: it is rounded down. Do not round the second one.
 #
 # <details><summary>Hint</summary>Begin with the second number: how many blocks are there, and how many does the longest
 # request take? The first number follows from it.</details>
@@ -570,10 +573,10 @@ check_log(log)
 # that is not full. It also compares the queue after each step with ours. Where vLLM is installed, it prints the function.
 
 # %%
-before, after = queues(said)[18:20]
+before, after = queues(vllm_run)[18:20]
 print("vLLM, before step 19:", *(block + 1 for block in before), f"({len(before)} are free)")
 print("vLLM, after step 19: ", *(block + 1 for block in after), f"({len(after)} are free)")
-both = {"four requests": (said, ours_of_four), "small pool": (theirs, ours)}
+both = {"four requests": (vllm_run, ours_of_four), "small pool": (theirs, ours)}
 for name, (run, again) in both.items():
     pairs = list(zip(queues(run), queues(again), strict=True))
     print(
@@ -591,7 +594,7 @@ if importlib.util.find_spec("vllm"):
 #
 # The file of vLLM's scheduler has 3,436 lines (0.32.0). The next cell counts ours. Most other lines serve what our engine
 # does not have, for example images in a prompt, or more than one machine. Each row names our function and vLLM's. The link
-# leads to its line in version 0.32.0. Begin with the four rows that are open. The others open with a click.
+# leads to its line in version 0.32.0 (it needs the internet). Begin with the four rows that are open. The others open with a click.
 #
 # **A question for vLLM's code.** Open `BlockPool.free_blocks` in the table below. Of the blocks without a hash, those of
 # the request that ended last are taken first. A comment says why. What is the reason?
@@ -614,7 +617,7 @@ Places()
 # - **Greedy.** Without a `temperature` this engine takes the likeliest token. vLLM's `SamplingParams` have 1.0. Without
 #   any `SamplingParams` vLLM takes what the model's file `generation_config.json` says.
 # - **Hashes.** vLLM's hash also depends on what else changes K and V: an image, or a LoRA (a small change of the
-#   weights). A request may have a *salt* of its own, a secret that keeps users apart. Ours has one for the whole pool.
+#   weights). A request may have a *salt* of its own, a secret that keeps users apart. In this engine all requests of a pool have the same salt.
 
 # %% [markdown]
 # - **Asynchronous scheduling.** On a GPU vLLM by default plans the next step before the last one has its tokens. So the GPU
@@ -624,8 +627,8 @@ Places()
 
 # %% [markdown]
 # To plan a step, vLLM must know *how many* tokens each request runs. It need not know *which* token was chosen: this token is
-# on the GPU already, and the next step reads it there. Without speculative tokens (below) only an end is a surprise: an
-# end token or a stop string.
+# on the GPU already, and the next step reads it there. One thing vLLM cannot know before: whether the new token ends
+# the request (an end token, or a stop string). Speculative tokens, below, are a second one.
 # The picture has a plan of 3 ms and a forward of 7 ms (chosen, not measured). In the lower half plan 3 is
 # ready before the tokens of step 2 are known. (Only one plan is ahead at a time.) So a request whose end token comes in step 2 is still in plan 3.
 
@@ -681,7 +684,8 @@ if importlib.util.find_spec("vllm"):
 # ## What you can do now
 #
 # You can read a run of vLLM: who runs, who is preempted, and which block is taken next. You say before a burst what each
-# request finds, and compute the two numbers of vLLM's log. You can open the function of vLLM that decides each of these.
+# request finds, and compute the two numbers of vLLM's log. You can open the functions of vLLM that decide who runs, who is
+# preempted, and which blocks are taken and found.
 # You know what was compared here (plans, blocks, queues and tokens, on one CPU), and what was not.
 
 # %%
