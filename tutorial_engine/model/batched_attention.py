@@ -84,20 +84,21 @@ class AlikeTogether(BlockedAttention):
     def __init__(self, cache: SlotCache, few: int = FEW, most_padding: int = MOST_PADDING) -> None:
         super().__init__(cache)
         self.few, self.most_padding = few, most_padding
-        self._known: tuple[Batch | None, list[Alike]] = (None, [])  # every layer asks
+        self._batch: Batch | None = None  # of the last call, and who is in one call together
+        self._groups: list[Alike] = []
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, batch: Batch) -> Tensor:
-        if self._known[0] is not batch:
+        if batch is not self._batch:  # the first layer of a step decides for all
             gains = len(q) == batch.num_seqs > self.few and not all(
                 isinstance(slots, slice) for slots in batch.context_slots
             )
             most = self.most_padding // (k[0].nbytes + v[0].nbytes)
-            self._known = batch, alike(batch, most) if gains else []
-        if not (together := self._known[1]):
+            self._batch, self._groups = batch, alike(batch, most) if gains else []
+        if not self._groups:
             return super().attend(layer, q, k, v, batch)
         self.cache.write(layer, k, v, batch)
         out, keep = v.new_empty(*q.shape[:2], v.shape[-1]), not torch.is_grad_enabled()
-        for rows, slots, mask in together:
+        for rows, slots, mask in self._groups:
             keys, values = self.cache.read_slots(layer, slots, keep=keep)
             out[rows] = padded_attention(q[rows], keys, values, mask)
         return out
