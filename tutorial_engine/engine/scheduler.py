@@ -154,7 +154,7 @@ class Scheduler:
                 plan.preempted.append(victim)
                 if victim is request:
                     return
-            self._schedule(plan, request, allocation)
+            self._add_to_plan(plan, request, allocation)
 
     def schedule_waiting(self, plan: StepPlan) -> None:
         """Then those who wait, in order. If the first does not fit, nobody overtakes it."""
@@ -194,7 +194,7 @@ class Scheduler:
         self.running.append(request)
         self._admitted.append(request)
         self._note_admission(request)
-        self._schedule(plan, request, allocation)
+        self._add_to_plan(plan, request, allocation)
         return True
 
     def num_tokens_to_run(self, request: Request, plan: StepPlan) -> int:
@@ -226,8 +226,8 @@ class Scheduler:
             )
         if not scheduled:
             overridden = vars(type(self)).keys() if type(self) is not Scheduler else ()
-            own = [name for name in overridden if callable(getattr(Scheduler, name, None))]
-            rule = f"one of its own methods ({', '.join(own)})" if own else "its rule"
+            methods = [name for name in overridden if callable(getattr(Scheduler, name, None))]
+            rule = f"one of its own methods ({', '.join(methods)})" if methods else "its rule"
             raise RuntimeError(
                 f"{policy} planned nothing, and {left} are not over: either {rule} gives none of "
                 "them a token (is a `return` missing?), or the memory has no room for one of them "
@@ -365,7 +365,7 @@ class Scheduler:
             assert computed < request.num_tokens, f"{request.request_id} has nothing left to run"
         self.memory.check_integrity()
 
-    def _schedule(self, plan: StepPlan, request: Request, allocation: Allocation) -> None:
+    def _add_to_plan(self, plan: StepPlan, request: Request, allocation: Allocation) -> None:
         num_tokens = len(allocation.new_slots)
         plan.budget -= num_tokens
         plan.scheduled.append(ScheduledRequest(request, num_tokens, allocation))

@@ -92,8 +92,8 @@ class AlikeTogether(BlockedAttention):
             gains = len(q) == batch.num_seqs > self.few and not all(
                 isinstance(slots, slice) for slots in batch.context_slots
             )
-            most = self.most_padding // (k[0].nbytes + v[0].nbytes)
-            self._batch, self._groups = batch, alike(batch, most) if gains else []
+            most_slots = self.most_padding // (k[0].nbytes + v[0].nbytes)
+            self._batch, self._groups = batch, alike(batch, most_slots) if gains else []
         if not self._groups:
             return super().attend(layer, q, k, v, batch)
         self.cache.write(layer, k, v, batch)

@@ -133,7 +133,7 @@ class OwnScheduler(Scheduler):
             allocation = self._slots_for(request, num_tokens, plan)
             if allocation is None:
                 return None
-            self._schedule(plan, request, allocation)
+            self._add_to_plan(plan, request, allocation)
 
     def _slots_for(self, served: Request, num_tokens: int, plan: StepPlan) -> Allocation | None:
         """The answer of the learner's `slots_for`. PartFailed for one that cannot be."""
