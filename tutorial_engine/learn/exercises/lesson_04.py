@@ -8,10 +8,10 @@ from tutorial_engine.cache.config import KVCacheSpec
 from tutorial_engine.cache.storage import KVStorage
 from tutorial_engine.lab.shift import Shift, random_model, shift_gap
 from tutorial_engine.lab.shift import context_shift as right_shift
-from tutorial_engine.learn.exercises.facts import AsIs
+from tutorial_engine.learn.exercises.facts import AsIs, shown
 from tutorial_engine.learn.exercises.judge import Slips, judge, slips_of
 from tutorial_engine.learn.exercises.verdict import CannotBe, Verdict
-from tutorial_engine.learn.parts.holder import shown, whole, whole_numbers
+from tutorial_engine.learn.parts.holder import whole, whole_numbers
 from tutorial_engine.learn.parts.memory import Cells, in_any_order
 from tutorial_engine.learn.parts.memory import allocate as right_allocate
 from tutorial_engine.learn.parts.memory import num_blocks as right_num_blocks
