@@ -212,7 +212,7 @@ def _serve(factory: Factory, model: CausalLM, limits: Limits, jobs: Sequence[Job
     received: dict[str, list[int]] = {job.name: [] for job in jobs}
     by_name = {job.name: job for job in jobs}
     waiting = sorted(jobs, key=lambda job: job.from_step)
-    most = sum(len(job.prompt) + job.max_tokens for job in jobs)
+    enough = sum(len(job.prompt) + job.max_tokens for job in jobs)
     with watched(model) as batches:
         engine = _blamed("the factory", factory, model, limits)
         step = silent = 0
@@ -224,7 +224,7 @@ def _serve(factory: Factory, model: CausalLM, limits: Limits, jobs: Sequence[Job
             results = _blamed("step", engine.step)
             _deliver(results, received, by_name)
             step, silent = step + 1, 0 if results else silent + 1
-            if silent > most or step > 3 * most:
+            if silent > enough or step > 3 * enough:
                 if not all(_agree(received[job.name], job) for job in jobs):
                     break  # a wrong end-of-text token, for example
                 left = [job.name for job in jobs if len(received[job.name]) < len(job.tokens)]
