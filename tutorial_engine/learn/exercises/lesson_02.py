@@ -421,7 +421,7 @@ TRANSPLANT_SLIPS: Slips = slips_of(
 )
 
 
-def _two_memories(layers: int, slots: int, heads: int) -> tuple[Memory, Memory]:
+def two_memories(layers: int, slots: int, heads: int) -> tuple[Memory, Memory]:
     """A memory and a donor."""
     draw = torch.Generator().manual_seed(3)
     k, v, donor_k, donor_v = torch.randn(4, layers, slots, heads, 4, generator=draw)
@@ -432,11 +432,11 @@ def _two_memories(layers: int, slots: int, heads: int) -> tuple[Memory, Memory]:
 
 def _transplanted(function: Callable[..., Any], sizes: Any, layer: int, *where: Any) -> Any:
     """What has changed in memory and donor, in words; None if the function gives None."""
-    memory, donor = _two_memories(*sizes)
+    memory, donor = two_memories(*sizes)
     got = function(memory, donor, layer, *where)
     if got is None or got is ...:
         return got
-    before, after = _two_memories(*sizes), (got, donor)
+    before, after = two_memories(*sizes), (got, donor)
     if not isinstance(got, dict) or sorted(got) != sorted(donor):
         kind = f"a dict with layers {sorted(got)}" if isinstance(got, dict) else type(got).__name__
         raise CannotBe(
