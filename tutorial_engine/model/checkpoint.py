@@ -129,29 +129,32 @@ def _model_for(config: ModelConfig, stored: dict[str, StoredTensor], folder: Pat
     }
     spare = {"lm_head.weight"} if config.tie_word_embeddings else set()
     spare |= {name for name in stored if name.endswith(".rotary_emb.inv_freq")}  # Llama 2's
-    both = sorted(expected.keys() & stored.keys())
-    problems = {
+    problems = [
+        f"{len(names)} {what}: {', '.join(names[:5])}{', ...' * (len(names) > 5)}"
+        for what, names in _misfits(expected, stored, spare).items()
+        if names
+    ]
+    if problems:
+        raise ValueError(f"{mismatch}: {'; '.join(problems)}")
+    return model
+
+
+def _misfits(
+    expected: dict[str, list[int]], stored: dict[str, StoredTensor], spare: set[str]
+) -> dict[str, list[str]]:
+    """What can be wrong with stored tensors, and of which it is. `spare` ones may be there."""
+    return {
         "missing": sorted(expected.keys() - stored.keys()),
         "not known": sorted(stored.keys() - expected.keys() - spare),
         "mis-shaped": [
             f"{name} is {stored[name].shape}, config.json asks for {expected[name]}"
-            for name in both
+            for name in sorted(expected.keys() & stored.keys())
             if stored[name].shape != expected[name]
         ],
         f"of no type of {tuple(FLOATS)} (quantised? use the fp32 or bf16 checkpoint)": [
             f"{name} is {x.dtype}" for name, x in sorted(stored.items()) if x.dtype not in FLOATS
         ],
     }
-    if any(problems.values()):
-        raise ValueError(
-            f"{mismatch}: "
-            + "; ".join(
-                f"{len(names)} {what}: {', '.join(names[:5])}{', ...' * (len(names) > 5)}"
-                for what, names in problems.items()
-                if names
-            )
-        )
-    return model
 
 
 def _read(
