@@ -53,15 +53,16 @@ class BatchedAttention(SdpaAttention):
         self.varlen = varlen
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, batch: Batch) -> Tensor:
-        if self.varlen is None and len(q) > batch.num_seqs:
+        if self.varlen is not None:
+            self.cache.write(layer, k, v, batch)
+            kv = batch.end_to_end
+            k, v = self.cache.read_slots(layer, kv.slots)
+            return self.varlen(q, k, v, kv.query_starts, kv.starts, kv.longest_query, kv.longest)
+        if len(q) > batch.num_seqs:  # not a decode step
             return super().attend(layer, q, k, v, batch)
         self.cache.write(layer, k, v, batch)
-        if self.varlen is None:
-            slots, mask = batch.padded  # [S, L] each
-            return padded_attention(q, *self.cache.read_slots(layer, slots.flatten()), mask)
-        kv = batch.end_to_end
-        k, v = self.cache.read_slots(layer, kv.slots)
-        return self.varlen(q, k, v, kv.query_starts, kv.starts, kv.longest_query, kv.longest)
+        slots, mask = batch.padded  # [S, L] each
+        return padded_attention(q, *self.cache.read_slots(layer, slots.flatten()), mask)
 
 
 class Alike(NamedTuple):
