@@ -222,7 +222,7 @@ EXERCISES: dict[str, Exercise] = {
             (metrics(lambda pair: (pair[0], 1.0)), ""),
             (lambda arrival, times: (times[0] - arrival, times[20]), "raised IndexError"),
             (metrics(lambda pair: [round(x, 3) for x in pair]), "gives [1, 0.333] for"),
-            (metrics(lambda pair: [round(x, 4) for x in pair]), "TPOT 0.3333, expected 0.33333"),
+            (metrics(lambda pair: [round(x, 4) for x in pair]), "[1]: 0.3333, expected 0.33333"),
             (metrics(sum), "must return two numbers"),
         ],
     ),

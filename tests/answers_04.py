@@ -602,7 +602,7 @@ EXERCISES: dict[str, Exercise] = {
         [
             (lambda lens: (1, 128, 21.9), ""),
             (lambda lens: 64, "yours is of type int, expected of type list"),
-            (but_rounded, "unused part    0.4922, expected 0.4921875"),
+            (but_rounded, "differs first  [2]: 0.4922, expected 0.4921875"),
         ],
     ),
     "make_step": Exercise(

@@ -302,9 +302,13 @@ def a_new_tensor(memory: Any, donor: Any, layer: int, slots: list[int], head: in
         (check_replace_head, lambda memory, *_: memory[0], "return the whole memory"),
         (check_keep, keep, None),
         (check_keep, lambda s, f, w: sorted({*s[:f], *s[max(0, len(s) - w) :]}), None),
-        (check_keep, lambda s, f, w: s[:f] + s[-w:], "last=0) gave"),
-        (check_keep, lambda s, f, w: s[:f] + s[len(s) - w :], "gave [0, 1, 2, 3, 3"),
-        (check_keep, lambda s, f, w: [s.pop() for _ in range(1)], "it only reads them"),
+        (
+            check_keep,
+            lambda s, f, w: sorted({*s[:f], *s[-w:]}),
+            "[0], first 0, last 0; expected []",
+        ),
+        (check_keep, lambda s, f, w: s[:f] + s[len(s) - w :], "gives [0, 0] for slots [0]"),
+        (check_keep, lambda s, f, w: [s.pop() for _ in range(1)], "which it only reads"),
     ],
 )
 def test_a_check_shows_what_went_wrong(

@@ -92,12 +92,6 @@ class KVStorage:
 
         ValueError, and nothing written, for another layer, shape or dtype.
         """
-        self._check(layer, slots, k, v)
-        all_k, all_v = self._by_slot[layer]
-        all_k.index_copy_(0, slots, k)
-        all_v.index_copy_(0, slots, v)
-
-    def _check(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
         spec, tokens = self.spec, slots.numel()
         if not 0 <= layer < spec.num_layers:
             raise ValueError(f"layer {layer} is outside 0 .. {spec.num_layers - 1}")
@@ -110,6 +104,9 @@ class KVStorage:
             )
         if k.dtype != spec.dtype or v.dtype != spec.dtype:
             raise ValueError(f"the storage holds {spec.dtype}, got k {k.dtype} and v {v.dtype}")
+        all_k, all_v = self._by_slot[layer]
+        all_k.index_copy_(0, slots, k)
+        all_v.index_copy_(0, slots, v)
 
     def read_slots(self, layer: int, slots: Slots, keep: bool = False) -> tuple[Tensor, Tensor]:
         """K [n, H_kv, D] and V [n, H_kv, D_v] of those slots: views for a slice, else copies.

@@ -28,7 +28,6 @@ from tutorial_engine.engine.runner import (
     decode,
     forward,
     prefill,
-    run_scheduled,
     run_with_cache,
     run_without_cache,
 )
@@ -60,7 +59,6 @@ __all__ = [
     "load_chat_template",
     "percentile",
     "prefill",
-    "run_scheduled",
     "run_with_cache",
     "run_without_cache",
     "serve",

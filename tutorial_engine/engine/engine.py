@@ -71,15 +71,8 @@ class LLMEngine:
         runner: ModelRunner | None = None,
         eos_token_ids: Sequence[int] | None = None,
     ) -> None:
-        check_model(model)
-        check_part("clock", clock, "now", "forward_done", "wait_until")
-        check_part("trace", trace, "bind", "record")
-        check_part("runner", runner, "run")
         config = EngineConfig() if config is None else config
-        if not isinstance(config, EngineConfig):
-            raise ValueError(f"config must be an EngineConfig, got {config!r}")
-        if not (isinstance(scheduler, type) and issubclass(scheduler, Scheduler)):
-            raise ValueError(f"scheduler must be the class Scheduler or a subclass: {scheduler!r}")
+        _check_parts(model, config, scheduler, clock, trace, runner)
         self.config = replace(config, max_model_len=length_for(model.config, config.max_model_len))
         if memory is None:
             memory = StaticKVCache.from_config(
@@ -445,6 +438,20 @@ class LLMEngine:
         here = [r for r in self.requests.values() if not r.is_over and r not in r.group.unqueued]
         known = {request.request_id for request in here}
         assert queued == known, f"{queued} are queued, {known} known"
+
+
+def _check_parts(
+    model: object, config: object, scheduler: object, clock: object, trace: object, runner: object
+) -> None:
+    """ValueError for parts of another kind."""
+    check_model(model)
+    check_part("clock", clock, "now", "forward_done", "wait_until")
+    check_part("trace", trace, "bind", "record")
+    check_part("runner", runner, "run")
+    if not isinstance(config, EngineConfig):
+        raise ValueError(f"config must be an EngineConfig, got {config!r}")
+    if not (isinstance(scheduler, type) and issubclass(scheduler, Scheduler)):
+        raise ValueError(f"scheduler must be the class Scheduler or a subclass: {scheduler!r}")
 
 
 def _check_fits(

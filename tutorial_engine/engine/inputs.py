@@ -81,20 +81,21 @@ class InputProcessor:
         room = self.max_len - len(token_ids)
         if params.max_tokens == WHAT_HAS_ROOM:
             params = replace(params, max_tokens=room)
-        each = [params] if params.n == 1 else [params.sample(i) for i in range(params.n)]
+        of_each = [params] if params.n == 1 else [params.sample(i) for i in range(params.n)]
         samplers = sampler if isinstance(sampler, list | tuple) else [sampler]
         if sampler is None:
-            samplers = [Sampler(one_params, self.eos_token_ids) for one_params in each]
+            samplers = [Sampler(sample_params, self.eos_token_ids) for sample_params in of_each]
         if len(samplers) != params.n or not all(isinstance(s, Sampler) for s in samplers):
             raise ValueError(f"{params.n} continuations need as many Samplers, got {sampler!r}")
         samples = []
-        for i, (sample_params, own) in enumerate(zip(each, samplers, strict=True)):
+        ids = sample_ids(request_id, params.n)
+        for sample_id, sample_params, drawer in zip(ids, of_each, samplers, strict=True):
             checker = StopChecker(
                 sample_params, self.eos_token_ids, self.tokenizer, room, token_ids
             )
-            sample_id = sample_ids(request_id, params.n)[i]
-            request = Request(sample_id, token_ids, sample_params, sampler=own, checker=checker)
-            samples.append(request)
+            samples.append(
+                Request(sample_id, token_ids, sample_params, sampler=drawer, checker=checker)
+            )
         text = prompt.get("prompt") if isinstance(prompt, Mapping) else prompt
         return SampleGroup(samples, text if isinstance(text, str) else None)
 
@@ -160,9 +161,9 @@ def params_for_each(
     each: Sequence[Any] = params if isinstance(params, list | tuple) else [params] * num_prompts
     if len(each) != num_prompts:
         raise ValueError(f"{num_prompts} prompts but {len(each)} SamplingParams")
-    each = [SamplingParams() if one is None else one for one in each]
-    for one_params in each:
-        check_params(one_params)
+    each = [SamplingParams() if given is None else given for given in each]
+    for given in each:
+        check_params(given)
     return each
 
 

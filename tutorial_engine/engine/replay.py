@@ -155,12 +155,12 @@ class ReplayRunner(ModelRunner):
         on_gpu = model.device.type == "cuda"
         self._record: Record = CudaGraphs(model.device) if on_gpu else as_it_is
 
-    def _hidden(self, scheduled: Sequence[ScheduledRequest]) -> Tensor:
+    def hidden_states(self, scheduled: Sequence[ScheduledRequest]) -> Tensor:
         lens = [len_of(item.allocation.context_slots) for item in scheduled]
         size = Size.of(len(scheduled), max(lens))
         is_decode = all(item.num_tokens == 1 for item in scheduled)
         if not is_decode or not self._fits(size):
-            return super()._hidden(scheduled)
+            return super().hidden_states(scheduled)
         self.num_replays += 1
         return self._step(size).run(scheduled, self._record)
 

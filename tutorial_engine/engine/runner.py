@@ -19,20 +19,58 @@ from tutorial_engine.model.batched_attention import fast_attention
 from tutorial_engine.model.decoder import CausalLM
 
 
-def run_scheduled(
-    model: CausalLM, attention: AttentionBackend, scheduled: Sequence[ScheduledRequest]
-) -> Tensor:
-    """One forward over all of these → hidden state of the last token of each, [S, hidden]."""
-    batch = Batch.from_allocations(
-        [item.token_ids for item in scheduled],
-        [item.allocation for item in scheduled],
-        [item.request.request_id for item in scheduled],
-        model.device,
-    )
-    hidden = model(batch, attention)  # [T, hidden]
-    if len(hidden) == len(scheduled):  # decode: every token is a last one
-        return hidden
-    return hidden[list(batch.last_token_indices)]
+class ModelRunner:
+    """Runs a step's tokens in one forward: decodes of some and chunks of others, end to end.
+
+    `num_forwards` counts the calls of the model by `run`, `num_tokens` what they ran.
+    """
+
+    def __init__(
+        self,
+        model: CausalLM,
+        storage: KVCache,
+        attention: AttentionBackend | None = None,
+    ) -> None:
+        if isinstance(attention, type):
+            raise ValueError(f"make one first: {attention.__name__}(memory.storage)")
+        if attention is not None and not hasattr(attention, "attend"):
+            raise ValueError(f"an attention backend has a method attend, {attention!r} has none")
+        if getattr(attention, "cache", storage) is not storage and attention is not None:
+            raise ValueError(
+                f"{type(attention).__name__} does not read this memory, so every token would see "
+                "itself alone: make it with memory.storage"
+            )
+        self.model, self.storage = model, storage
+        if attention is None:
+            attention = fast_attention(model.device, storage, model.dtype)
+        self.attention = attention
+        self.num_forwards = self.num_tokens = 0
+
+    @torch.inference_mode()
+    def run(self, scheduled: Sequence[ScheduledRequest]) -> Tensor:
+        """One forward over all → logits [n, V] fp32 of the n that get a token, in their order.
+
+        Whatever it raises, nothing else has changed: it only writes K and V of its own new tokens,
+        and the next step plans and writes them again.
+        """
+        self.num_forwards += 1
+        self.num_tokens += sum(item.num_tokens for item in scheduled)
+        hidden = self.hidden_states(scheduled)  # [S, hidden]
+        rows = [s for s, item in enumerate(scheduled) if item.yields_token]
+        return self.model.compute_logits(hidden if len(rows) == len(scheduled) else hidden[rows])
+
+    def hidden_states(self, scheduled: Sequence[ScheduledRequest]) -> Tensor:
+        """One forward over all → the hidden state of the last token of each, [S, hidden]."""
+        batch = Batch.from_allocations(
+            [item.token_ids for item in scheduled],
+            [item.allocation for item in scheduled],
+            [item.request.request_id for item in scheduled],
+            self.model.device,
+        )
+        hidden = self.model(batch, self.attention)  # [T, hidden]
+        if len(hidden) == len(scheduled):  # decode: every token is a last one
+            return hidden
+        return hidden[list(batch.last_token_indices)]
 
 
 # -- by hand: one forward over the next tokens of each request ------------------------------------
@@ -49,14 +87,14 @@ def forward(
     """Run what is not computed yet of each request (up to num_tokens) → hidden states [S, hidden].
 
     Allocate, one forward, commit; the requests' num_computed_tokens move on. Prefill and decode are
-    both this. A backend of your own must be made with cache.storage. ValueError, before anything
-    runs, for a request that has nothing to run or no room, or that is there twice.
+    both this. ValueError, before anything runs, for a request that has nothing to run or no room,
+    or that is there twice, and for a backend of your own that was not made with cache.storage.
     """
     _check(model, requests)
-    attention = attention or fast_attention(model.device, cache.storage, model.dtype)
+    runner = ModelRunner(model, cache.storage, attention)
     try:
         scheduled = [_allocate(cache, request, num_tokens) for request in requests]
-        hidden = run_scheduled(model, attention, scheduled)
+        hidden = runner.hidden_states(scheduled)
     except BaseException:  # nothing was written that counts, and nobody may find it
         for request in requests:
             if request.num_computed_tokens:
@@ -164,51 +202,3 @@ def run_without_cache(model: CausalLM) -> Run:
         return model.compute_logits(model(batch)[list(batch.last_token_indices)])
 
     return run
-
-
-# -- what the engine of notebook 03 drives --------------------------------------------------------
-
-
-class ModelRunner:
-    """Runs a step's tokens in one forward: decodes of some and chunks of others, end to end.
-
-    `num_forwards` counts the calls of the model, `num_tokens` what they ran.
-    """
-
-    def __init__(
-        self,
-        model: CausalLM,
-        storage: KVCache,
-        attention: AttentionBackend | None = None,
-    ) -> None:
-        if isinstance(attention, type):
-            raise ValueError(f"make one first: {attention.__name__}(memory.storage)")
-        if attention is not None and not hasattr(attention, "attend"):
-            raise ValueError(f"an attention backend has a method attend, {attention!r} has none")
-        if getattr(attention, "cache", storage) is not storage and attention is not None:
-            raise ValueError(
-                f"{type(attention).__name__} does not read this memory, so every token would see "
-                "itself alone: make it with memory.storage"
-            )
-        self.model, self.storage = model, storage
-        if attention is None:
-            attention = fast_attention(model.device, storage, model.dtype)
-        self.attention = attention
-        self.num_forwards = self.num_tokens = 0
-
-    @torch.inference_mode()
-    def run(self, scheduled: Sequence[ScheduledRequest]) -> Tensor:
-        """One forward over all → logits [n, V] fp32 of the n that get a token, in their order.
-
-        Whatever it raises, nothing else has changed: it only writes K and V of its own new tokens,
-        and the next step plans and writes them again.
-        """
-        self.num_forwards += 1
-        self.num_tokens += sum(item.num_tokens for item in scheduled)
-        hidden = self._hidden(scheduled)  # [S, hidden]
-        rows = [s for s, item in enumerate(scheduled) if item.yields_token]
-        return self.model.compute_logits(hidden if len(rows) == len(scheduled) else hidden[rows])
-
-    def _hidden(self, scheduled: Sequence[ScheduledRequest]) -> Tensor:
-        """The hidden state of the last token of each, [S, hidden]."""
-        return run_scheduled(self.model, self.attention, scheduled)

@@ -143,7 +143,8 @@ class Scheduler:
         for request in list(self.running):
             if plan.preempted and request in plan.preempted:
                 break  # and all after it
-            num_tokens = self._num_tokens_for(request, plan)
+            num_tokens = self.num_tokens_to_run(request, plan)
+            self.check_num_tokens(request, num_tokens)
             if num_tokens == 0:
                 continue
             ask = request.request_id, request.token_ids, request.num_computed_tokens, num_tokens
@@ -153,7 +154,7 @@ class Scheduler:
                 plan.preempted.append(victim)
                 if victim is request:
                     return
-            self._schedule(plan, request, allocation)
+            self._add_to_plan(plan, request, allocation)
 
     def schedule_waiting(self, plan: StepPlan) -> None:
         """Then those who wait, in order. If the first does not fit, nobody overtakes it."""
@@ -179,7 +180,8 @@ class Scheduler:
                 f"{type(self).__name__}.may_admit lets in more than max_num_seqs "
                 f"({self.config.max_num_seqs}): call super().may_admit(plan) as well"
             )
-        num_tokens = self._num_tokens_for(request, plan)
+        num_tokens = self.num_tokens_to_run(request, plan)
+        self.check_num_tokens(request, num_tokens)
         if num_tokens == 0:
             return False
         ask = request.request_id, request.token_ids, request.num_computed_tokens, num_tokens
@@ -192,7 +194,7 @@ class Scheduler:
         self.running.append(request)
         self._admitted.append(request)
         self._note_admission(request)
-        self._schedule(plan, request, allocation)
+        self._add_to_plan(plan, request, allocation)
         return True
 
     def num_tokens_to_run(self, request: Request, plan: StepPlan) -> int:
@@ -224,8 +226,8 @@ class Scheduler:
             )
         if not scheduled:
             overridden = vars(type(self)).keys() if type(self) is not Scheduler else ()
-            own = [name for name in overridden if callable(getattr(Scheduler, name, None))]
-            rule = f"one of its own methods ({', '.join(own)})" if own else "its rule"
+            methods = [name for name in overridden if callable(getattr(Scheduler, name, None))]
+            rule = f"one of its own methods ({', '.join(methods)})" if methods else "its rule"
             raise RuntimeError(
                 f"{policy} planned nothing, and {left} are not over: either {rule} gives none of "
                 "them a token (is a `return` missing?), or the memory has no room for one of them "
@@ -242,6 +244,15 @@ class Scheduler:
                 "the requests in self.waiting, and leave it there (admit takes it out)"
             )
 
+    def check_num_tokens(self, request: Request, num_tokens: object) -> None:
+        """ValueError for what no policy may say: it is no number of tokens."""
+        if type(num_tokens) is not int or num_tokens < 0:
+            hint = " (is a `return` missing?)" if num_tokens is None else ""
+            raise ValueError(
+                f"{type(self).__name__}.num_tokens_to_run gave {num_tokens!r} for request "
+                f"{request.request_id}{hint}: it must return a whole number, 0 for none"
+            )
+
     def _note_admission(self, request: Request) -> None:
         num_cached = request.num_computed_tokens
         if request.num_cached_tokens is None:
@@ -249,17 +260,6 @@ class Scheduler:
         if self.trace is not None:
             found = self.memory.describe(request.request_id).slots[:num_cached]
             self._record(events.Admitted, request, num_cached, found)
-
-    def _num_tokens_for(self, request: Request, plan: StepPlan) -> int:
-        """`num_tokens_to_run`; 0 is none in this step. ValueError for what no policy may say."""
-        num_tokens: object = self.num_tokens_to_run(request, plan)
-        if type(num_tokens) is not int or num_tokens < 0:
-            hint = " (is a `return` missing?)" if num_tokens is None else ""
-            raise ValueError(
-                f"{type(self).__name__}.num_tokens_to_run gave {num_tokens!r} for request "
-                f"{request.request_id}{hint}: it must return a whole number, 0 for none"
-            )
-        return num_tokens
 
     def preempt(self, victim: Request) -> None:
         """Take its memory and put it first in the queue; its tokens so far are kept."""
@@ -365,7 +365,7 @@ class Scheduler:
             assert computed < request.num_tokens, f"{request.request_id} has nothing left to run"
         self.memory.check_integrity()
 
-    def _schedule(self, plan: StepPlan, request: Request, allocation: Allocation) -> None:
+    def _add_to_plan(self, plan: StepPlan, request: Request, allocation: Allocation) -> None:
         num_tokens = len(allocation.new_slots)
         plan.budget -= num_tokens
         plan.scheduled.append(ScheduledRequest(request, num_tokens, allocation))

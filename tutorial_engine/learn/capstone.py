@@ -21,6 +21,7 @@ from tutorial_engine.model.checkpoint import load_model, load_tokenizer
 from tutorial_engine.model.decoder import CausalLM
 from tutorial_engine.sampling.params import SamplingParams
 from tutorial_engine.tiny.corpus import story
+from tutorial_engine.viz.words import listed
 
 MIN_MARGIN = 0.005  # of two log-probabilities: closer ones may change places by rounding
 MAX_WORK, MAX_FORWARDS = 2.0, 0.75  # times what is enough; times what one by one takes
@@ -212,7 +213,7 @@ def _serve(factory: Factory, model: CausalLM, limits: Limits, jobs: Sequence[Job
     received: dict[str, list[int]] = {job.name: [] for job in jobs}
     by_name = {job.name: job for job in jobs}
     waiting = sorted(jobs, key=lambda job: job.from_step)
-    most = sum(len(job.prompt) + job.max_tokens for job in jobs)
+    enough = sum(len(job.prompt) + job.max_tokens for job in jobs)
     with watched(model) as batches:
         engine = _blamed("the factory", factory, model, limits)
         step = silent = 0
@@ -224,13 +225,13 @@ def _serve(factory: Factory, model: CausalLM, limits: Limits, jobs: Sequence[Job
             results = _blamed("step", engine.step)
             _deliver(results, received, by_name)
             step, silent = step + 1, 0 if results else silent + 1
-            if silent > most or step > 3 * most:
+            if silent > enough or step > 3 * enough:
                 if not all(_agree(received[job.name], job) for job in jobs):
                     break  # a wrong end-of-text token, for example
                 left = [job.name for job in jobs if len(received[job.name]) < len(job.tokens)]
                 silence = f"the last {silent} steps gave none" if silent else "no end is near"
                 raise _Wrong(
-                    f"After {step} steps tokens are still lacking, of {_listed(left)}, and "
+                    f"After {step} steps tokens are still lacking, of {listed(left)}, and "
                     f"{silence}. Is a request lost, or does it wait for a place that stays taken?"
                 )
         for _ in range(AFTER):
@@ -260,7 +261,7 @@ def _deliver(results: Any, received: dict[str, list[int]], jobs: dict[str, Job])
         wanted.append(job.tokens[has] if has < len(job.tokens) else None)
     given = [token for _, token in pairs]
     if given != wanted and sorted(given) == sorted(token for token in wanted if token is not None):
-        names = _listed([name for name, _ in pairs])
+        names = listed([name for name, _ in pairs])
         raise _Wrong(f"A step gave the right tokens to the wrong requests, among {names}.")
     for name, token in pairs:
         received[name].append(token)
@@ -337,7 +338,3 @@ def _wasteful(batches: Sequence[Batch], jobs: Sequence[Job], limits: Limits) -> 
             "any forward was shared: can a request join before the others are over?"
         )
     return None
-
-
-def _listed(names: Sequence[str]) -> str:
-    return " and ".join([", ".join(names[:-1]), names[-1]] if names[1:] else names)

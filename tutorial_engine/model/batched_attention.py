@@ -54,15 +54,16 @@ class BatchedAttention(SdpaAttention):
         self.varlen = varlen
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, batch: Batch) -> Tensor:
-        if self.varlen is None and len(q) > batch.num_seqs:
+        if self.varlen is not None:
+            self.cache.write(layer, k, v, batch)
+            kv = batch.end_to_end
+            k, v = self.cache.read_slots(layer, kv.slots)
+            return self.varlen(q, k, v, kv.query_starts, kv.starts, kv.longest_query, kv.longest)
+        if len(q) > batch.num_seqs:  # not a decode step
             return super().attend(layer, q, k, v, batch)
         self.cache.write(layer, k, v, batch)
-        if self.varlen is None:
-            slots, mask = batch.padded  # [S, L] each
-            return padded_attention(q, *self.cache.read_slots(layer, slots.flatten()), mask)
-        kv = batch.end_to_end
-        k, v = self.cache.read_slots(layer, kv.slots)
-        return self.varlen(q, k, v, kv.query_starts, kv.starts, kv.longest_query, kv.longest)
+        slots, mask = batch.padded  # [S, L] each
+        return padded_attention(q, *self.cache.read_slots(layer, slots.flatten()), mask)
 
 
 class Alike(NamedTuple):
@@ -91,21 +92,22 @@ class AlikeTogether(BlockedAttention):
     ) -> None:
         super().__init__(cache)
         self.few, self.most_padding, self.most_copied = few, most_padding, most_copied
-        self._known: tuple[Batch | None, list[Alike]] = (None, [])  # every layer asks
+        self._batch: Batch | None = None  # of the last call, and who is in one call together
+        self._groups: list[Alike] = []
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, batch: Batch) -> Tensor:
-        if self._known[0] is not batch:
+        if batch is not self._batch:  # the first layer of a step decides for all
             gains = len(q) == batch.num_seqs > self.few and not all(
                 isinstance(slots, slice) for slots in batch.context_slots
             )
             slot = k[0].nbytes + v[0].nbytes
             most = self.most_padding // slot, self.most_copied // slot
-            self._known = batch, alike(batch, *most) if gains else []
-        if not (together := self._known[1]):
+            self._batch, self._groups = batch, alike(batch, *most) if gains else []
+        if not self._groups:
             return super().attend(layer, q, k, v, batch)
         self.cache.write(layer, k, v, batch)
         out, keep = v.new_empty(*q.shape[:2], v.shape[-1]), not torch.is_grad_enabled()
-        for rows, slots, mask in together:
+        for rows, slots, mask in self._groups:
             keys, values = self.cache.read_slots(layer, slots, keep=keep)
             out[rows] = padded_attention(q[rows], keys, values, mask)
         return out

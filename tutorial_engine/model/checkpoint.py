@@ -101,57 +101,60 @@ def split_merged(config: ModelConfig, name: str, weight: Tensor) -> dict[str, Te
     if module not in MERGED:
         return {name: weight}
     parts = zip(MERGED[module], weight.split(rows[module]), strict=True)
-    return {name.replace(module, part): view for part, view in parts}
+    return {name.replace(module, merged): view for merged, view in parts}
 
 
 def _model_for(config: ModelConfig, stored: dict[str, StoredTensor], folder: Path) -> CausalLM:
     """A model without weights that has a place for every stored tensor, or every misfit's name."""
     mismatch = f"the tensors in {str(folder)!r} do not fit its config.json"
-    most = max((size for tensor in stored.values() for size in tensor.shape), default=0)
+    largest = max((size for tensor in stored.values() for size in tensor.shape), default=0)
     for name, limit in (  # before anything of these sizes is built
         ("num_hidden_layers", len(stored)),
-        ("num_attention_heads", most),
-        ("head_dim", most),
-        ("hidden_size", most),
-        ("intermediate_size", most),
-        ("vocab_size", most),
+        ("num_attention_heads", largest),
+        ("head_dim", largest),
+        ("hidden_size", largest),
+        ("intermediate_size", largest),
+        ("vocab_size", largest),
     ):
         if getattr(config, name) > limit:
             raise ValueError(
                 f"{mismatch}: {name} {getattr(config, name)} is too large for them; there are "
-                f"{len(stored)}, with up to {most} rows or columns"
+                f"{len(stored)}, with up to {largest} rows or columns"
             )
     model = without_weights(config)
     expected = {
-        part: list(view.shape)
+        stored_name: list(view.shape)
         for name, parameter in model.named_parameters()
-        for part, view in split_merged(config, name, parameter).items()
+        for stored_name, view in split_merged(config, name, parameter).items()
     }
     spare = {"lm_head.weight"} if config.tie_word_embeddings else set()
     spare |= {name for name in stored if name.endswith(".rotary_emb.inv_freq")}  # Llama 2's
-    both = sorted(expected.keys() & stored.keys())
-    problems = {
+    problems = [
+        f"{len(names)} {what}: {', '.join(names[:5])}{', ...' * (len(names) > 5)}"
+        for what, names in _misfits(expected, stored, spare).items()
+        if names
+    ]
+    if problems:
+        raise ValueError(f"{mismatch}: {'; '.join(problems)}")
+    return model
+
+
+def _misfits(
+    expected: dict[str, list[int]], stored: dict[str, StoredTensor], spare: set[str]
+) -> dict[str, list[str]]:
+    """What can be wrong with stored tensors, and of which it is. `spare` ones may be there."""
+    return {
         "missing": sorted(expected.keys() - stored.keys()),
         "not known": sorted(stored.keys() - expected.keys() - spare),
         "mis-shaped": [
             f"{name} is {stored[name].shape}, config.json asks for {expected[name]}"
-            for name in both
+            for name in sorted(expected.keys() & stored.keys())
             if stored[name].shape != expected[name]
         ],
         f"of no type of {tuple(FLOATS)} (quantised? use the fp32 or bf16 checkpoint)": [
             f"{name} is {x.dtype}" for name, x in sorted(stored.items()) if x.dtype not in FLOATS
         ],
     }
-    if any(problems.values()):
-        raise ValueError(
-            f"{mismatch}: "
-            + "; ".join(
-                f"{len(names)} {what}: {', '.join(names[:5])}{', ...' * (len(names) > 5)}"
-                for what, names in problems.items()
-                if names
-            )
-        )
-    return model
 
 
 def _read(
@@ -164,11 +167,11 @@ def _read(
     state: dict[str, Tensor] = {}
     for name, parameter in model.named_parameters():
         weight = torch.empty(parameter.shape, dtype=dtype, device=device)
-        for part, view in split_merged(model.config, name, weight).items():
-            view.copy_(stored[part].tensors.get_tensor(part))
+        for tensor, view in split_merged(model.config, name, weight).items():
+            view.copy_(stored[tensor].tensors.get_tensor(tensor))
             if not view.sum(dtype=torch.float32).isfinite():
                 raise ValueError(
-                    f"{part} in {str(stored[part].file)!r} holds NaN or infinite numbers "
+                    f"{tensor} in {str(stored[tensor].file)!r} holds NaN or infinite numbers "
                     f"(as {dtype}): the file is damaged, or comes from a training that diverged"
                 )
         state[name] = nn.Parameter(weight, requires_grad=False)

@@ -181,8 +181,8 @@ def _templates(settings: Mapping[str, Any]) -> dict[str, str]:
 def _template_files(folder: Path) -> dict[str, str]:
     """The chat templates that have files of their own."""
     files = {file.stem: file for file in folder.glob("additional_chat_templates/*.jinja")}
-    if (own := folder / "chat_template.jinja").is_file():
-        files["default"] = own
+    if (default := folder / "chat_template.jinja").is_file():
+        files["default"] = default
     try:
         return {name: file.read_text(encoding="utf-8") for name, file in files.items()}
     except UnicodeDecodeError as error:

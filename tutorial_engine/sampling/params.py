@@ -133,17 +133,17 @@ def check_params(params: object) -> None:
         )
 
 
-def _check_whole(name: str, value: object, least: float, most: float, hint: str) -> None:
+def _check_whole(name: str, value: object, low: float, high: float, hint: str) -> None:
     if not _is_whole(value):
         raise ValueError(f"{name} must be a whole number ({hint}), got {value!r}")
-    _check_number(name, value, least, most, hint)
+    _check_number(name, value, low, high, hint)
 
 
-def _check_number(name: str, value: object, least: float, most: float, hint: str) -> None:
+def _check_number(name: str, value: object, low: float, high: float, hint: str) -> None:
     if not _is_whole(value) and not isinstance(value, float):
         raise ValueError(f"{name} must be a number ({hint}), got {value!r}")
-    if not least <= value <= most:  # NaN is not either
-        raise ValueError(f"{name} must be from {least} to {most} ({hint}), got {value!r}")
+    if not low <= value <= high:  # NaN is not either
+        raise ValueError(f"{name} must be from {low} to {high} ({hint}), got {value!r}")
 
 
 def _is_whole(value: object) -> TypeGuard[int]:

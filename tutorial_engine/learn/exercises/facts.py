@@ -26,13 +26,13 @@ def told(facts: Mapping[str, object]) -> str:
     def write_tables() -> None:
         if tables:
             tall = max(map(len, tables))
-            blocks = [[f"{line:{_wide(one)}}" for line in one] for one in tables]
-            padded = [one + [" " * _wide(one)] * (tall - len(one)) for one in blocks]
+            blocks = [[f"{line:{_wide(table)}}" for line in table] for table in tables]
+            padded = [block + [" " * _wide(block)] * (tall - len(block)) for block in blocks]
             lines.extend(f"  {'    '.join(row)}".rstrip() for row in zip(*padded, strict=True))
             tables.clear()
 
     for name, value in facts.items():
-        rows = shown(value)
+        rows = _rows_of(value)
         if len(rows) == 1 and not _is_matrix(value):
             write_tables()
             lines.append(f"  {name:{left}}{rows[0]}")
@@ -48,7 +48,7 @@ def _wide(table: list[str]) -> int:
     return max(map(len, table))
 
 
-def shown(value: object) -> list[str]:
+def _rows_of(value: object) -> list[str]:
     """A value in a line, or a small matrix as a table; of a large tensor its shape."""
     if isinstance(value, Tensor):
         if value.dim() == 2 and 0 < value.shape[0] <= ROWS and 0 < value.shape[1] <= COLUMNS:
@@ -63,7 +63,7 @@ def shown(value: object) -> list[str]:
 
 def in_a_line(value: object) -> str | None:
     """A value as it is written in a line of text; None where it needs a table."""
-    rows = shown(value)
+    rows = _rows_of(value)
     return None if len(rows) > 1 or _is_matrix(value) else rows[0]
 
 
@@ -91,28 +91,50 @@ def _written(value: object) -> str:
     if isinstance(value, Tensor):
         whole = value.tolist() if value.numel() <= COLUMNS else None
         return f"a tensor {list(value.shape)}" if whole is None else _written(whole)
-    return repr(value)
+    return shown(value)
+
+
+def shown(value: object) -> str:
+    """As Python writes it; of a generator or a filter, how it becomes a list."""
+    kind = type(value).__name__
+    return f"a {kind}: put list(...) around it" if isinstance(value, Iterator) else repr(value)
 
 
 def _number(value: object) -> str:
     return f"{value + 0.0:.4g}" if isinstance(value, float) else str(value)  # no -0
 
 
-def alike(got: Any, want: Any, tolerance: float = 1e-5) -> bool:
+def plain(value: Any) -> Any:
+    """Tensors, arrays, tuples and ranges as lists, and their numbers as Python's."""
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    if isinstance(value, Mapping):
+        return {key: plain(item) for key, item in value.items()}
+    return [plain(item) for item in value] if isinstance(value, list | tuple | range) else value
+
+
+def alike(got: Any, want: Any, tolerance: float = 1e-5, of_one_kind: bool = False) -> bool:
     """Is an answer the wanted one? Numbers may differ by the tolerance, of 1 or of the largest.
 
-    NaN is like NaN alone.
+    NaN is like NaN alone. `of_one_kind`: what is not wanted as a float must be of the same type,
+    so that 1.0 and True are no 1.
     """
     if isinstance(want, Tensor):
         if not isinstance(got, Tensor) or got.shape != want.shape:
             return False
         return not want.numel() or bool(_near(got, want, tolerance).all())
     if isinstance(want, list | tuple):
-        is_as_long = isinstance(got, list | tuple) and len(got) == len(want)
-        return is_as_long and all(alike(a, b, tolerance) for a, b in zip(got, want, strict=True))
-    if isinstance(want, float) and isinstance(got, float | int):
+        if not isinstance(got, list | tuple) or len(got) != len(want):
+            return False
+        pairs = zip(got, want, strict=True)
+        return all(alike(*pair, tolerance, of_one_kind) for pair in pairs)
+    if isinstance(want, dict) and isinstance(got, dict):
+        if got.keys() != want.keys():
+            return False
+        return all(alike(got[key], item, tolerance, of_one_kind) for key, item in want.items())
+    if isinstance(want, float) and isinstance(got, float | int) and not isinstance(got, bool):
         return abs(got - want) <= tolerance * max(1.0, abs(want))
-    return bool(got == want)
+    return bool(got == want) and (not of_one_kind or type(got) is type(want))
 
 
 def _near(got: Tensor, want: Tensor, tolerance: float) -> Tensor:
@@ -168,11 +190,11 @@ def _kind(value: object) -> str:
 
 def where_raised(error: BaseException, function: object) -> str:
     """The learner's line that raised, and what its names held; "" where it cannot be read."""
-    own = getattr(getattr(function, "__code__", None), "co_filename", None)
+    file = getattr(getattr(function, "__code__", None), "co_filename", None)
     found = [
         (line.line or "", frame)
         for line, frame in _frames(error)
-        if frame.f_code.co_filename == own and line.line
+        if frame.f_code.co_filename == file and line.line
     ]
     if not found:
         return ""

@@ -115,45 +115,50 @@ def judge(
     """
     body = body or function
 
-    def answer_of(one: Function, case: tuple[Any, ...]) -> Any:
+    def answer_of(asked: Function, case: tuple[Any, ...]) -> Any:
         given = deepcopy(case)
-        answer = call(one, *given)
-        if one is function:
+        answer = call(asked, *given)
+        if asked is function:
             must_answer(name, answer, body)
-        for number_of, why in keeps.items():
-            if not alike(given[number_of], case[number_of]):
+        for place, why in keeps.items():
+            if not alike(given[place], case[place]):
                 raise CannotBe(why)
         return read(answer)
-
-    def run() -> Verdict:
-        wants = [answer_of(right, case) for case in cases]
-        answers, error = _until_one_raises(partial(answer_of, function), cases)
-        pairs = enumerate(zip(answers, wants, strict=False))
-        wrong = [i for i, pair in pairs if not alike(*pair, tolerance)]
-        if not wrong:
-            if error is not None:
-                raise _with_input(error, told(arguments_of(cases[len(answers)])))
-            if then and (why := then(function)):
-                raise CannotBe(why)
-            return Verdict(True, done)
-        if has_gap(body):
-            return still_a_gap(name)
-        theirs = {why: partial(answer_of, slip) for why, slip in slips.items()}
-        slip = "" if error else _slip_in(answers, cases, theirs, tolerance)
-        each = [told(arguments_of(case)) for case in cases]
-        at = min(wrong, key=lambda i: (len(each[i]), i))
-        facts = _differing(answers[at], wants[at], tolerance)
-        if "but" not in facts and tolerance < ROUGH and alike(answers, wants, ROUGH):
-            facts["but"] = AsIs(f"all {len(cases)} answers are right to about two digits")
-        facts |= _read_back(answers[at], cases[at], also)
-        given = dict(arguments_of(cases[at]))
-        return Verdict(False, _message(name, given, facts, slip, len(cases)))
 
     def arguments_of(case: tuple[Any, ...]) -> Mapping[str, object]:
         if inputs:
             return inputs(*case)
         called = names or [*inspect.signature(right).parameters]
         return dict(zip(called, case, strict=False))
+
+    def run() -> Verdict:
+        wants = [answer_of(right, case) for case in cases]
+        answers, error = _until_one_raises(partial(answer_of, function), cases)
+        pairs = enumerate(zip(answers, wants, strict=False))
+        wrong = [i for i, pair in pairs if not alike(*pair, tolerance)]
+        if wrong and has_gap(body):
+            return still_a_gap(name)
+        if wrong:
+            theirs = {why: partial(answer_of, slip) for why, slip in slips.items()}
+            slip = "" if error else _slip_in(answers, cases, theirs, tolerance)
+            return Verdict(False, what_is_wrong(answers, wants, wrong, slip))
+        if error is not None:
+            raise _with_input(error, told(arguments_of(cases[len(answers)])))
+        if then and (why := then(function)):
+            raise CannotBe(why)
+        return Verdict(True, done)
+
+    def what_is_wrong(
+        answers: Sequence[Any], wants: Sequence[Any], wrong: Sequence[int], slip: str
+    ) -> str:
+        """By the shortest of the wrong cases."""
+        lengths = [len(told(arguments_of(case))) for case in cases]
+        at = min(wrong, key=lambda i: (lengths[i], i))
+        facts = _differing(answers[at], wants[at], tolerance)
+        if "but" not in facts and tolerance < ROUGH and alike(answers, wants, ROUGH):
+            facts["but"] = AsIs(f"all {len(cases)} answers are right to about two digits")
+        facts |= _read_back(answers[at], cases[at], also)
+        return _message(name, dict(arguments_of(cases[at])), facts, slip, len(cases))
 
     return _at_this_try(name, body, guarded(name, run, body))
 
@@ -196,17 +201,17 @@ def _message(
     lines = []
     if slip:  # it says what the other facts would let guess
         lines.append(f"your {name}: {slip}")
-        facts = {one: facts[one] for one in ("yours", "expected")}
-    written = {one: in_a_line(value) for one, value in (inputs | facts).items()}
-    given = ", ".join(f"{one} {written[one]}" for one in inputs)
+        facts = {title: facts[title] for title in ("yours", "expected")}
+    written = {title: in_a_line(value) for title, value in (inputs | facts).items()}
+    given = ", ".join(f"{title} {written[title]}" for title in inputs)
     short = f"gives {written['yours']} for {given}; expected {written['expected']}"
-    is_short = None not in (written[one] for one in (*inputs, "yours", "expected"))
+    is_short = None not in (written[title] for title in (*inputs, "yours", "expected"))
     if is_short and len(short) <= WIDE:
         lines.append(f"{'  it' if slip else name} {short}")
         said = {"yours", "expected"}  # and the place, but for a kind, or digits that are not shown
         if written["yours"] != written["expected"] and str(facts.get(FIRST)).startswith("["):
             said.add(FIRST)
-        facts = {one: fact for one, fact in facts.items() if one not in said}
+        facts = {title: fact for title, fact in facts.items() if title not in said}
     else:
         head = "  for instance for" if slip else f"{name} gives another answer for"
         lines += [f"{head} this input:", told(inputs)]
@@ -288,8 +293,8 @@ def _at_this_try(name: str, function: Any, verdict: Verdict) -> Verdict:
 
 def _too_short(got: Any, want: Any) -> str:
     """What to say of tensors that are right, but in a dtype of 16 bits; "" of all others."""
-    each = got if isinstance(got, list | tuple) else [got]
-    found = next((one.dtype for one in each if getattr(one, "dtype", None) in SHORT), None)
-    if found is None or not alike(got, want, SHORT[found][0]):
+    dtypes = [getattr(x, "dtype", None) for x in (got if isinstance(got, list | tuple) else [got])]
+    short = next((dtype for dtype in dtypes if dtype in SHORT), None)
+    if short is None or not alike(got, want, SHORT[short][0]):
         return ""
-    return f"right, but in {found}, which keeps {SHORT[found][1]} digits; compute in float32"
+    return f"right, but in {short}, which keeps {SHORT[short][1]} digits; compute in float32"

@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 from tutorial_engine.learn.exercises.facts import COLUMNS, AsIs, alike
 from tutorial_engine.learn.exercises.judge import CODE, Slips, judge, read_number, slips_of
 from tutorial_engine.learn.exercises.verdict import CannotBe, Verdict
-from tutorial_engine.learn.parts import model as own
+from tutorial_engine.learn.parts import model as parts
 from tutorial_engine.learn.parts.holder import number, whole
 from tutorial_engine.learn.parts.model import Attend, LayerWeights, rms_norm
 from tutorial_engine.model.attention import NaiveAttention, causal_mask
@@ -36,25 +36,25 @@ def _random(*shape: int) -> Tensor:
 def _described(**given: Any) -> dict[str, object]:
     """Arguments as they are shown: small tensors are written out, larger ones told to be random."""
     return {
-        name: one if not isinstance(one, Tensor) else _written_out(one)
-        for name, one in given.items()
+        name: value if not isinstance(value, Tensor) else _written_out(value)
+        for name, value in given.items()
     }
 
 
-def _written_out(one: Tensor) -> object:
-    if one.dim() == 2 and len(one) < 5 and one.shape[1] < 5:
-        return one
-    if one.numel() <= 10:
-        return one.tolist()
-    return AsIs(f"a tensor {list(one.shape)} of numbers drawn at random")
+def _written_out(tensor: Tensor) -> object:
+    if tensor.dim() == 2 and len(tensor) < 5 and tensor.shape[1] < 5:
+        return tensor
+    if tensor.numel() <= 10:
+        return tensor.tolist()
+    return AsIs(f"a tensor {list(tensor.shape)} of numbers drawn at random")
 
 
-def _row_there(one: Any, got: Tensor, want: Tensor) -> Tensor | None:
-    """The row of `one` where two tensors of one shape differ first; of small ones all is shown."""
+def _row_there(x: Any, got: Tensor, want: Tensor) -> Tensor | None:
+    """The row of x where two tensors of one shape differ first; of small ones all is shown."""
     if got.shape != want.shape or got.numel() <= COLUMNS:
         return None
     rows = zip(got.flatten(0, -2), want.flatten(0, -2), strict=True)
-    return one.flatten(0, -2)[next(i for i, pair in enumerate(rows) if not alike(*pair))]
+    return x.flatten(0, -2)[next(i for i, pair in enumerate(rows) if not alike(*pair))]
 
 
 # -- attention ------------------------------------------------------------------------------------
@@ -126,8 +126,8 @@ def _sums(out: Tensor, *case: Tensor) -> str | None:
 def _forbidden(out: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> str | None:
     """The largest share of a key that the mask forbids."""
     shares = _shares_in(out, q, k, v, mask)
-    most = 0.0 if shares is None else float((shares * ~mask).max())
-    return f"{most:.4g}" if most > 1e-3 else None
+    largest = 0.0 if shares is None else float((shares * ~mask).max())
+    return f"{largest:.4g}" if largest > 1e-3 else None
 
 
 def _divided_by(out: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> str | None:
@@ -193,7 +193,7 @@ def check_attention(function: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
     ]
     cases[2][1][0] = 0  # the key that the only query may see has the score 0
     return judge(
-        *("attention", function, own.attention, [SMALL, *cases, LOW], ATTENTION_SLIPS),
+        *("attention", function, parts.attention, [SMALL, *cases, LOW], ATTENTION_SLIPS),
         "attention: equal to the package's, 1 to 6 queries, D=8 and 4, causal and random masks",
         call=_may_be_nan,
         inputs=_with_unit_values,
@@ -256,7 +256,7 @@ def check_window_mask(function: Callable[[int, int, int], Tensor]) -> Verdict:
         (2, 2, 9),  # a window wider than all keys
     )
     return judge(
-        *("window_mask", function, own.window_mask, cases, MASK_SLIPS),
+        *("window_mask", function, parts.window_mask, cases, MASK_SLIPS),
         "window_mask: right for all queries at once, for one, for some, and for a wide window",
         also={"queries stand at": lambda _, q_len, kv_len, __: list(range(kv_len - q_len, kv_len))},
     )
@@ -265,7 +265,7 @@ def check_window_mask(function: Callable[[int, int, int], Tensor]) -> Verdict:
 # -- kv_head --------------------------------------------------------------------------------------
 
 HEAD_SLIPS: Slips = slips_of(
-    own.kv_head,
+    parts.kv_head,
     """
     h // (num_heads // num_kv_heads) → h % num_kv_heads
         gives h % num_kv_heads, so that neighbours read different heads; the query heads of a group
@@ -317,7 +317,7 @@ def check_kv_head(function: Callable[[int, int, int], int]) -> Verdict:
         (16, 8),
     )
     return judge(
-        *("kv_head", function, own.kv_head, cases, HEAD_SLIPS),
+        *("kv_head", function, parts.kv_head, cases, HEAD_SLIPS),
         "kv_head: 6/2, 16/8, 8/1 and 4/4 heads",
         call=_every_head,
         inputs=lambda heads, kv_heads: {
@@ -415,12 +415,14 @@ def check_rope(function: Callable[[Tensor, Tensor], Tensor]) -> Verdict:
         angles = positions[:, None] * inverse_frequencies(size, 10000.0)
         cases.append((_random(len(positions), heads, size), angles))
     return judge(
-        *("rope", function, own.rope, cases, ROPE_SLIPS),
+        *("rope", function, parts.rope, cases, ROPE_SLIPS),
         "rope: equal to the package's, half-split pairs, 6, 2 and 1 tokens",
         inputs=lambda x, angles: _described(x=x, angles=angles),
         also={
-            "there, in yours": lambda got, *case: _row_there(got, got, own.rope(*case)),
-            "there, expected": lambda got, *case: _row_there(right := own.rope(*case), got, right),
+            "there, in yours": lambda got, *case: _row_there(got, got, parts.rope(*case)),
+            "there, expected": lambda got, *case: _row_there(
+                right := parts.rope(*case), got, right
+            ),
         },
     )
 
@@ -461,17 +463,16 @@ def _changed(which: str, change: Callable[..., Any]) -> Callable[..., list[Tenso
     """The right projections, some of them changed."""
 
     def project(*case: Any) -> list[Tensor]:
-        qkv = own.project(*case)
+        qkv = parts.project(*case)
         return [
-            change(one, qkv[0]) if name in which else one
-            for name, one in zip("qkv", qkv, strict=True)
+            change(x, qkv[0]) if name in which else x for name, x in zip("qkv", qkv, strict=True)
         ]
 
     return project
 
 
 def _in_order(*order: int) -> Callable[..., list[Tensor]]:
-    return lambda *case: [own.project(*case)[i] for i in order]
+    return lambda *case: [parts.project(*case)[i] for i in order]
 
 
 PROJECT_SLIPS: Slips = {
@@ -511,9 +512,9 @@ def check_project(function: Callable[..., Sequence[Tensor]]) -> Verdict:
     def read(got: Any) -> Sequence[Any]:
         got = tuple(got) if isinstance(got, Iterator | list) else got
         if isinstance(got, tuple) and len(got) == 3:
-            for name, one in zip("qkv", got, strict=True):
-                if not isinstance(one, Tensor):
-                    kind = type(one).__name__
+            for name, x in zip("qkv", got, strict=True):
+                if not isinstance(x, Tensor):
+                    kind = type(x).__name__
                     raise CannotBe(f"{name} must be a tensor [T, heads, D], got a {kind}")
             return got
         is_one = isinstance(got, Tensor)
@@ -521,11 +522,11 @@ def check_project(function: Callable[..., Sequence[Tensor]]) -> Verdict:
         raise CannotBe(f"it must return three tensors (q, k, v), got {kind}")
 
     def wrong_ones(got: Sequence[Any], *case: Any) -> AsIs:
-        three = zip("qkv", got, own.project(*case), strict=True)
+        three = zip("qkv", got, parts.project(*case), strict=True)
         return AsIs(", ".join(name for name, mine, right in three if not alike(mine, right)))
 
     return judge(
-        *("project", function, own.project, cases, PROJECT_SLIPS),
+        *("project", function, parts.project, cases, PROJECT_SLIPS),
         "project: 4 query and 2 K/V heads of 8 numbers, then 3 and 1 of 4",
         read=read,
         inputs=lambda x, w_q, w_k, w_v, size: _described(
@@ -542,9 +543,9 @@ TEXT_IDS = (312, 265, 65, 401, 97, 300, 77, 258, 11, 500)  # any tokens do; ten 
 
 def _layer(x: Tensor, w: LayerWeights, angles: Tensor, attend: Attend) -> Tensor:
     h = rms_norm(x, w.input_norm)
-    q, k, v = own.project(h, w.q, w.k, w.v, len(w.q_norm))
+    q, k, v = parts.project(h, w.q, w.k, w.v, len(w.q_norm))
     q, k = rms_norm(q, w.q_norm), rms_norm(k, w.k_norm)
-    q, k = own.rope(q, angles), own.rope(k, angles)
+    q, k = parts.rope(q, angles), parts.rope(k, angles)
     mixed = attend(q, k, v).flatten(1) @ w.o.T
     y = x + mixed
     h = rms_norm(y, w.mlp_norm)
@@ -616,19 +617,19 @@ LAYER_SLIPS: Slips = slips_of(
     q, w.q_n → q, w.k_n
     k, w.k_n → k, w.q_n
         swaps `w.q_norm` and `w.k_norm`; `w.q_norm` belongs to q, and `w.k_norm` to k
-    q, k = own.rope(q, angles), own.rope(k, angles) →
+    q, k = parts.rope(q, angles), parts.rope(k, angles) →
         turns neither q nor k; without rope attention does not see how far apart tokens stand
-    own.rope(q, angles) → q
+    parts.rope(q, angles) → q
         does not turn q; q and k are both turned, so that a score depends on how far apart they
         stand
-    own.rope(k, angles) → k
+    parts.rope(k, angles) → k
         does not turn k; q and k are both turned, so that a score depends on how far apart they
         stand
-    attend(q, k, v) → attend(q, k, own.rope(v, angles))
+    attend(q, k, v) → attend(q, k, parts.rope(v, angles))
         turns v as well; only q and k are turned, because the scores alone need the positions
-    own.rope(q, angles), own.rope(k, angles) → q, k
-    rms_norm(q, → rms_norm(own.rope(q, angles),
-    rms_norm(k, → rms_norm(own.rope(k, angles),
+    parts.rope(q, angles), parts.rope(k, angles) → q, k
+    rms_norm(q, → rms_norm(parts.rope(q, angles),
+    rms_norm(k, → rms_norm(parts.rope(k, angles),
         turns q and k before their norms; they are normed first, and then turned
     attend(q, k, v) → attend(q, k, rms_norm(v, w.k_norm))
         norms v as well, with `w.k_norm`; only q and k have a norm
@@ -687,7 +688,7 @@ def _layers() -> list[LayerCase]:
     angles = batch.positions[:, None] * model.model.rotary_emb.inv_freq
     for i, layer in enumerate(model.model.layers):
         found.append(LayerCase(f"layer {i}", x, LayerWeights.of(layer), angles))  # type: ignore[arg-type]
-        x = _with_attend(own.layer, *found[-1])
+        x = _with_attend(parts.layer, *found[-1])
     return [*_small_layers(), found[0], found[-1], _other_sizes()]
 
 
@@ -759,9 +760,9 @@ def _given_to_attend(function: Callable[..., Any], *case: Any) -> AsIs:
         heard.append(q_k_v)
         return q_k_v[0]
 
-    layers: tuple[Callable[..., Any], ...] = (own.layer, function)
-    for one in layers:
-        one(*case, attend)
+    layers: tuple[Callable[..., Any], ...] = (parts.layer, function)
+    for layer in layers:
+        layer(*case, attend)
     if len(heard) != 2:
         return AsIs(f"{counted(len(heard) - 1, 'call')} in place of one")
     three = [*zip("qkv", *heard, strict=True)]
@@ -799,7 +800,7 @@ def check_layer(function: Callable[[Tensor, LayerWeights, Tensor, Attend], Tenso
     With small random weights, with those of two layers of the model that ships, against these
     layers themselves, and with random weights of other sizes.
     """
-    return _judge_layer("layer", function, own.layer, LAYER_SLIPS, _with_attend)
+    return _judge_layer("layer", function, parts.layer, LAYER_SLIPS, _with_attend)
 
 
 @torch.no_grad()
@@ -921,7 +922,7 @@ def _with_heads(
 
 
 WHOLE_SLIPS: Slips = {
-    **{words: _with_heads(own.layer, slip) for words, slip in ALL_HEADS_SLIPS.items()},
+    **{words: _with_heads(parts.layer, slip) for words, slip in ALL_HEADS_SLIPS.items()},
     **{words: _with_heads(slip, _all_heads) for words, slip in LAYER_SLIPS.items()},
 }
 
@@ -932,7 +933,7 @@ def check_whole_layer(function: Callable[[Tensor, LayerWeights, Tensor], Tensor]
     On the layers that `check_layer` takes, with its slips and those of attention.
     """
     return _judge_layer(
-        *("whole_layer", function, _with_heads(own.layer, _all_heads), WHOLE_SLIPS),
+        *("whole_layer", function, _with_heads(parts.layer, _all_heads), WHOLE_SLIPS),
         *(lambda function, _, *case: function(*case), _loop_over_heads),
     )
 
@@ -1001,7 +1002,7 @@ def check_induction_score(function: Callable[[Tensor, int], Tensor | float]) -> 
 
     return judge(
         *("induction_score", function, _score),
-        *([(TWICE_TWO, 2), *((one.softmax(-1), len(one) // 2) for one in scores)], SCORE_SLIPS),
+        *([(TWICE_TWO, 2), *((x.softmax(-1), len(x) // 2) for x in scores)], SCORE_SLIPS),
         "induction_score: right for 5 and for 3 tokens that are said twice",
         read=read,
         inputs=lambda shares, period: {

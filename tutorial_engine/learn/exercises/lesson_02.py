@@ -210,10 +210,10 @@ class _Played:
         """What this call gave: `k = k0 k1, v = v0 v1`; `—` is a row that nobody gave."""
 
         def name(row: Tensor) -> str:
-            known, layer = self.names.get(_bytes(row), ("—", own))
-            return known if layer == own else f"{known}(layer {layer})"
+            known, layer = self.names.get(_bytes(row), ("—", of_call))
+            return known if layer == of_call else f"{known}(layer {layer})"
 
-        own = self.calls[call][0]
+        of_call = self.calls[call][0]
         each = zip("kv", self.pairs[call], strict=True)
         return AsIs(
             ", ".join(f"{letter} = {' '.join(map(name, x)) or 'nothing'}" for letter, x in each)
@@ -285,16 +285,16 @@ def _judge_cache(
 ) -> Verdict:
     played: dict[tuple[Any, Size], _Played] = {}
 
-    def answer(one: Callable[..., Any], calls: Calls, size: Size, call: int, sized: bool) -> str:
+    def answer(make: Callable[..., Any], calls: Calls, size: Size, call: int, sized: bool) -> str:
         case = (calls, size, sized)
-        if one is make_cache and not call and _second_begins_with_first(one, *case):
+        if make is make_cache and not call and _second_begins_with_first(make, *case):
             raise CannotBe(
                 "a second cache begins with the tokens of the first, so they share what is kept; "
                 "each must have its own"
             )
-        if (one, size) not in played:
-            played[one, size] = _Played(one, *case)
-        return played[one, size].answer(call)
+        if (make, size) not in played:
+            played[make, size] = _Played(make, *case)
+        return played[make, size].answer(call)
 
     return judge(
         *("update", make_cache, right),
@@ -421,7 +421,7 @@ TRANSPLANT_SLIPS: Slips = slips_of(
 )
 
 
-def _two_memories(layers: int, slots: int, heads: int) -> tuple[Memory, Memory]:
+def two_memories(layers: int, slots: int, heads: int) -> tuple[Memory, Memory]:
     """A memory and a donor."""
     draw = torch.Generator().manual_seed(3)
     k, v, donor_k, donor_v = torch.randn(4, layers, slots, heads, 4, generator=draw)
@@ -432,11 +432,11 @@ def _two_memories(layers: int, slots: int, heads: int) -> tuple[Memory, Memory]:
 
 def _transplanted(function: Callable[..., Any], sizes: Any, layer: int, *where: Any) -> Any:
     """What has changed in memory and donor, in words; None if the function gives None."""
-    memory, donor = _two_memories(*sizes)
+    memory, donor = two_memories(*sizes)
     got = function(memory, donor, layer, *where)
     if got is None or got is ...:
         return got
-    before, after = _two_memories(*sizes), (got, donor)
+    before, after = two_memories(*sizes), (got, donor)
     if not isinstance(got, dict) or sorted(got) != sorted(donor):
         kind = f"a dict with layers {sorted(got)}" if isinstance(got, dict) else type(got).__name__
         raise CannotBe(
@@ -845,16 +845,16 @@ def check_why_finished(function: Callable[..., str | None]) -> Verdict:
         except Exception:
             return False
 
-    def reason(one: Callable[..., Any], *state: Any) -> list[Any]:
+    def reason(asked: Callable[..., Any], *state: Any) -> list[Any]:
         """The answer in a list: None is one too."""
-        if one is function and state == ENDINGS[0] and all(map(goes_on, ENDINGS)):
+        if asked is function and state == ENDINGS[0] and all(map(goes_on, ENDINGS)):
             if has_gap(function):
                 must_answer("why_finished", None, function)
             raise CannotBe(
                 f"it returns None for all {len(ENDINGS)} inputs; is no condition ever true, or is "
                 "there no `return`?"
             )
-        return [one(*state)]
+        return [asked(*state)]
 
     return judge(
         *("why_finished", function, right_reason, ENDINGS, REASON_SLIPS),

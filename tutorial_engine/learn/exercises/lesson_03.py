@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from tutorial_engine.engine.config import EngineConfig
 from tutorial_engine.engine.request import Request
 from tutorial_engine.engine.scheduler import Scheduler
-from tutorial_engine.learn.exercises.facts import AsIs, alike, where_raised
+from tutorial_engine.learn.exercises.facts import AsIs, where_raised
 from tutorial_engine.learn.exercises.judge import Slips, judge, read_numbers, slips_of
 from tutorial_engine.learn.exercises.verdict import (
     CannotBe,
@@ -34,11 +34,11 @@ from tutorial_engine.trace.events import Admitted, Trace
 
 def _asked(function: Callable[..., object], *case: Any) -> object:
     """Its answer. None is told, with what it was asked."""
-    told = ", ".join(map(repr, case))  # before the function may change it
+    given = ", ".join(map(repr, case))  # before the function may change it
     answer = function(*case)
     if answer is None and not has_gap(function):
         name = getattr(function, "__name__", "it")
-        why = f"{name}({told}) returns None: does every way through it end with a `return`?"
+        why = f"{name}({given}) returns None: does every way through it end with a `return`?"
         raise Told(Verdict(False, why))
     return answer
 
@@ -214,11 +214,11 @@ def _none_inside(function: Any, *case: Any) -> str | None:
     code, known = function.__code__, function.__globals__
     gave_none: list[str] = []
 
-    def watched(name: str, one: Callable[..., object]) -> Callable[..., object]:
+    def watched(name: str, inner: Callable[..., object]) -> Callable[..., object]:
         def call(*args: object, **named: object) -> object:
-            if (answer := one(*args, **named)) is None:
+            if (answer := inner(*args, **named)) is None:
                 given = [*map(repr, args), *(f"{key}={value!r}" for key, value in named.items())]
-                why = ": it is not done yet" if is_open(one) else ""
+                why = ": it is not done yet" if is_open(inner) else ""
                 gave_none.append(f"it calls {name}({', '.join(given)}), which gave None{why}")
             return answer
 
@@ -290,26 +290,12 @@ METRIC_SLIPS: Slips = slips_of(
 
 def check_metrics(function: Callable[[float, Sequence[float]], object]) -> Verdict:
     """Check a learner's function(arrival, token_times) → (TTFT, TPOT)."""
-
-    def digits(got: Sequence[float], *case: Any) -> str | None:
-        """All digits of what is wrong, where the four that are shown are the same."""
-        pairs = zip(("TTFT", "TPOT"), got, right_metrics(*case), strict=True)
-        return next(
-            (
-                f"{name} {mine!r}, expected {right!r}"
-                for name, mine, right in pairs
-                if not alike(mine, right, 1e-6) and f"{mine:.4g}" == f"{right:.4g}"
-            ),
-            None,
-        )
-
     return judge(
         *("ttft_and_tpot", function, right_metrics, TIMES, METRIC_SLIPS),
         "ttft_and_tpot: .262 s, then .064 s a token",
         call=_asked,
         tolerance=1e-6,  # a float32 is as good
         read=read_numbers(2, "it must return two numbers"),
-        also={"with all digits": digits},
     )
 
 
@@ -326,23 +312,23 @@ def check_budget(
     `longest_gap(budget)` runs it and gives the longest gap in ms.
     """
 
-    def budget_for(most: float) -> str:
-        answer = function(most)
+    def budget_for(max_gap: float) -> str:
+        answer = function(max_gap)
         must_answer("largest_budget", answer, function)
-        got, budget = f"for {most:g} ms got {answer!r}", whole_tokens(answer)  # 26.0 // 1
+        got, budget = f"for {max_gap:g} ms got {answer!r}", whole_tokens(answer)  # 26.0 // 1
         if budget is None or budget < 1:
             raise CannotBe(f"{got}; a budget is a whole number of tokens, at least 1")
-        if (gap := longest_gap(budget)) > most + 1e-6:
+        if (gap := longest_gap(budget)) > max_gap + 1e-6:
             raise CannotBe(f"{got}; with it the longest gap is {gap:.0f} ms")
         # without a tolerance: who searches by measuring has seen 26.00000000000002 with 16
-        if (gap := longest_gap(budget + 1)) <= most:
+        if (gap := longest_gap(budget + 1)) <= max_gap:
             more = f"with {budget + 1} the longest gap is {gap:.0f} ms"
             raise CannotBe(f"{got}; {more}: that is short enough too")
-        more = f" ({budget + 1} fits as well: only a rounding error puts it above {most:g} ms)"
-        return f"{budget} for {most:g} ms{more if gap <= most + 1e-6 else ''}"
+        more = f" ({budget + 1} fits as well: only a rounding error puts it above {max_gap:g} ms)"
+        return f"{budget} for {max_gap:g} ms{more if gap <= max_gap + 1e-6 else ''}"
 
     def run() -> Verdict:
-        tried = ", ".join(budget_for(most) for most in GAPS)
+        tried = ", ".join(map(budget_for, GAPS))
         return Verdict(True, f"largest_budget: {tried}; the engine keeps each")
 
     return guarded("largest_budget", run, function)
@@ -406,8 +392,8 @@ def _watched(policy: type[Scheduler], turns: Turns, **attributes: object) -> typ
         now = self.now()
         turns.append(
             [
-                Waits(one.request_id, one.num_prompt_tokens, now - one.arrival)
-                for one in self.waiting
+                Waits(request.request_id, request.num_prompt_tokens, now - request.arrival)
+                for request in self.waiting
             ]
         )
         return policy.next_waiting(self)
@@ -556,8 +542,8 @@ def check_fair(policy: type[Scheduler]) -> Verdict:
 
     Whoever has waited for `patience` seconds goes first, and of these the one that came first.
     """
-    told = " or ".join(f"{patience:.2f}" for patience in PATIENCES)
+    seconds = " or ".join(f"{patience:.2f}" for patience in PATIENCES)
     return _check_policy(
         *("fair", policy, Fair, FAIR_CASES, FAIR_SLIPS),
-        f"fair: with a patience of {told} s the right one is always next",
+        f"fair: with a patience of {seconds} s the right one is always next",
     )

@@ -8,10 +8,10 @@ from tutorial_engine.cache.config import KVCacheSpec
 from tutorial_engine.cache.storage import KVStorage
 from tutorial_engine.lab.shift import Shift, random_model, shift_gap
 from tutorial_engine.lab.shift import context_shift as right_shift
-from tutorial_engine.learn.exercises.facts import AsIs
+from tutorial_engine.learn.exercises.facts import AsIs, shown
 from tutorial_engine.learn.exercises.judge import Slips, judge, slips_of
 from tutorial_engine.learn.exercises.verdict import CannotBe, Verdict
-from tutorial_engine.learn.parts.holder import shown, whole, whole_numbers
+from tutorial_engine.learn.parts.holder import whole, whole_numbers
 from tutorial_engine.learn.parts.memory import Cells, in_any_order
 from tutorial_engine.learn.parts.memory import allocate as right_allocate
 from tutorial_engine.learn.parts.memory import num_blocks as right_num_blocks
@@ -284,7 +284,7 @@ def check_visible(function: Callable[[Cells, int, int], object]) -> Verdict:
     """Check a learner's function(cells, seq_id, pos) → the visible cells, in any order."""
 
     def read(answer: object) -> list[int]:
-        if isinstance(answer, list) and answer and all(isinstance(one, bool) for one in answer):
+        if isinstance(answer, list) and answer and all(isinstance(item, bool) for item in answer):
             raise CannotBe("it must return numbers of cells, got True or False for each cell")
         return _numbers(in_any_order(answer))
 
@@ -387,14 +387,14 @@ def _after(shift: Shift, num_tokens: int, keep: int, discard: int, seq_id: str) 
         cache.table.place(cache.table.find_slot(count) or (), name, range(count))
     shift(cache, seq_id, keep, discard)
     cells = [cache.table[number] for number in range(storage.num_slots)]
-    told = []
+    places = []
     for owner in sorted({seq_id, "B"}.union(*(cell.owners for cell in cells)), key="B".__eq__):
         # token p of the sequence lies in cell 3 + p, of B in cell p
         held = [(number, cell.pos) for number, cell in enumerate(cells) if owner in cell.owners]
         tokens = [number - 3 * (owner == seq_id) for number, _ in held]
         if owner != "B" or held != [(0, 0), (1, 1), (2, 2)]:
-            told.append(f"{owner}: tokens {tokens} at positions {[pos for _, pos in held]}")
-    return AsIs("; ".join(told))
+            places.append(f"{owner}: tokens {tokens} at positions {[pos for _, pos in held]}")
+    return AsIs("; ".join(places))
 
 
 def check_context_shift(function: Shift) -> Verdict:

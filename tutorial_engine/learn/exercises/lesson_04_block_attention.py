@@ -243,8 +243,8 @@ class _Watch(TorchDispatchMode):
                 self.made.append(ref(result))
             if pool == "k":
                 self.num_read += (result if picks else tensor).numel()
-        alive = [one for made in self.made if (one := made()) is not None]
-        self.most_held = max(self.most_held, sum(one.numel() for one in alive))
+        alive = [kept for made in self.made if (kept := made()) is not None]
+        self.most_held = max(self.most_held, sum(kept.numel() for kept in alive))
         return result
 
 
@@ -272,8 +272,8 @@ def _from_block(function: Attention, *given: Any) -> str | None:
     size = case.k_pool.shape[1]
     num_blocks = -(-case.kv_len // size)
     for number in range(1, num_blocks + 1):
-        part = case._replace(kv_len=min(number * size, case.kv_len))
-        if num_blocks > 1 and not close(function(*deepcopy(part)), right(*part), TOLERANCE):
+        begin = case._replace(kv_len=min(number * size, case.kv_len))
+        if num_blocks > 1 and not close(function(*deepcopy(begin)), right(*begin), TOLERANCE):
             before = f"right after {number - 1}, " * (number > 1)
             return f"{before}wrong after {number} of {num_blocks}"
     return None

@@ -200,7 +200,7 @@ def _taken(
         return None
     block = whole(got)
     what = f"block {block}" if block is not None else repr(got)
-    in_order = (dict(sorted(one.items(), key=repr)) for one in (hashes, cached))
+    in_order = (dict(sorted(table.items(), key=repr)) for table in (hashes, cached))
     return AsIs("{}; then free_queue {}, hashes {}, cached {}".format(what, queue, *in_order))
 
 

@@ -5,18 +5,22 @@ What is wrong is shown: the input, the answer, the right one. No cause is guesse
 
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
+from tutorial_engine.learn.exercises.facts import shown
+from tutorial_engine.learn.exercises.judge import judge
+from tutorial_engine.learn.exercises.lesson_02 import two_memories
 from tutorial_engine.learn.exercises.verdict import CannotBe, Verdict, guarded, must_answer
 from tutorial_engine.learn.parts.cache import EDITS
-from tutorial_engine.learn.parts.holder import listed, shown, whole, whole_numbers
+from tutorial_engine.learn.parts.holder import listed, whole, whole_numbers
 
 Function = Callable[..., Any]
 LAYERS = [*((n, layer) for n in range(2, 10) for layer in range(n)), *((30, i) for i in range(30))]
 KEEPS = [(n, f, w) for n in (9, 5, 1, 0) for f, w in itertools.product((1, 4, 0), (3, 6, 1, 0))]
+SIZES = (3, 5, 3)  # of a memory: layers, slots, K/V heads
 SHOWN = 7  # questions of a search that are shown
 
 
@@ -37,7 +41,7 @@ def _search(function: Function, num_layers: int, layer: int) -> None:
     asked: list[str] = []
     enough = math.ceil(math.log2(num_layers))
 
-    def told(why: str) -> CannotBe:
+    def failed(why: str) -> CannotBe:
         more = "..." if len(asked) > SHOWN else ""
         questions = "; ".join(asked[:SHOWN]) or "nothing"
         return CannotBe(
@@ -50,19 +54,21 @@ def _search(function: Function, num_layers: int, layer: int) -> None:
         if numbers is None:
             raise CannotBe(f"flips takes a list of layers, and got {layers!r:.60}")
         if outside := [n for n in numbers if not 0 <= n < num_layers]:
-            raise told(f"flips was asked about layer {outside[0]}; there are 0 to {num_layers - 1}")
+            raise failed(
+                f"flips was asked about layer {outside[0]}; there are 0 to {num_layers - 1}"
+            )
         answer = layer in numbers
         asked.append(f"{_range(numbers)} {'yes' if answer else 'no'}")
         if len(asked) > 2 * num_layers + 8:
-            raise told(f"it has asked {len(asked)} times, and goes on asking")
+            raise failed(f"it has asked {len(asked)} times, and goes on asking")
         return answer
 
     answer = function(flips, num_layers)
     must_answer("find_layer", answer, function)
     if whole(answer) != layer:
-        raise told(f"it returned {answer!r:.40}, and the number {layer} is expected")
+        raise failed(f"it returned {answer!r:.40}, and the number {layer} is expected")
     if len(asked) > enough:
-        raise told(
+        raise failed(
             f"the right layer, but by {len(asked)} questions; halving needs at most {enough}"
         )
 
@@ -81,16 +87,16 @@ def check_replace_head(function: Function) -> Verdict:
     def run() -> Verdict:
         cases = [(1, [3], 1), (0, [0], 0), (2, [1, 4], 2), (1, [4], 0)]
         for layer, slots, head in cases:
-            (memory, donor), (right, _) = _two_memories(), _two_memories()
+            (memory, donor), (right, _) = two_memories(*SIZES), two_memories(*SIZES)
             answer = function(memory, donor, layer, list(slots), head)
             must_answer(name, answer, function)
             asked = f"layer {layer}, slots {slots}, head {head}"
             if not isinstance(answer, dict) or sorted(answer) != sorted(right):
                 raise CannotBe(f"{asked}: return the whole memory, a dict with the layers 0 to 2")
-            if _parts(donor, _two_memories()[1]):
+            if _parts(donor, two_memories(*SIZES)[1]):
                 raise CannotBe(f"{asked}: the donor has changed, and must stay as it is")
-            want = _parts(EDITS[name](right, donor, layer, slots, head), _two_memories()[0])
-            if (got := _parts(answer, _two_memories()[0])) != want:
+            want = _parts(EDITS[name](right, donor, layer, slots, head), two_memories(*SIZES)[0])
+            if (got := _parts(answer, two_memories(*SIZES)[0])) != want:
                 raise CannotBe(f"{asked}: it changed {_list(got)}; wanted: only {_list(want)}")
             if any(
                 not torch.equal(a, b)
@@ -105,14 +111,7 @@ def check_replace_head(function: Function) -> Verdict:
     return guarded(name, run, function)
 
 
-def _two_memories() -> tuple[dict[int, Any], dict[int, Any]]:
-    """Two memories of 3 layers, 5 slots, 3 heads of 4 numbers, all numbers different."""
-    numbers = torch.arange(2 * 3 * 2 * 5 * 3 * 4, dtype=torch.float32).view(2, 3, 2, 5, 3, 4)
-    both = [{layer: (k, v) for layer, (k, v) in enumerate(one.clone())} for one in numbers]
-    return both[0], both[1]
-
-
-def _parts(memory: dict[int, Any], before: dict[int, Any]) -> list[str]:
+def _parts(memory: Mapping[int, Any], before: Mapping[int, Any]) -> list[str]:
     """What of a memory is not as before: K or V, layer, slot, head."""
     found = []
     for layer, pair in before.items():
@@ -135,21 +134,18 @@ def _list(parts: list[str]) -> str:
 
 def check_keep(function: Function) -> Verdict:
     """Check keep(slots, first, last) → those that stay, in order, each once."""
-    name = "keep"
+    cases = [
+        (slots, first, last)
+        for count, first, last in KEEPS
+        for slots in (list(range(count)), [2 * i + i // 3 for i in range(count)])
+    ]
 
-    def run() -> Verdict:
-        for count, first, last in KEEPS:
-            for slots in (list(range(count)), [2 * i + i // 3 for i in range(count)]):
-                given = list(slots)
-                answer = function(given, first, last)
-                must_answer(name, answer, function)
-                want, got = EDITS[name](slots, first, last), whole_numbers(answer)
-                asked = f"keep({slots}, first={first}, last={last})"
-                if given != slots:
-                    raise CannotBe(f"{asked} changed `slots` to {given}: it only reads them")
-                if got != want:
-                    said = shown(answer) if got is None else got
-                    raise CannotBe(f"{asked} gave {said!s:.60}, expected {want}")
-        return Verdict(True, f"{name}: {2 * len(KEEPS)} cases, also where there are fewer slots")
+    def read(answer: Any) -> Any:
+        return answer if (numbers := whole_numbers(answer)) is None else numbers
 
-    return guarded(name, run, function)
+    return judge(
+        *("keep", function, EDITS["keep"], cases, {}),
+        f"keep: {len(cases)} cases, also where there are fewer slots",
+        read=read,
+        keeps={0: "it changed `slots`, which it only reads"},
+    )

@@ -112,7 +112,11 @@ def _features_in(
         return None
     each = [_part(x, gate, up, down, i, len(gate)) for i in range(len(gate))]
     some = chain.from_iterable(combinations(range(len(each)), n) for n in range(len(each) + 1))
-    fits = [own for own in some if alike(got, sum((each[i] for i in own), torch.zeros_like(got)))]
+
+    def is_sum_of(features: Sequence[int]) -> bool:
+        return alike(got, sum((each[i] for i in features), torch.zeros_like(got)))
+
+    fits = [features for features in some if is_sum_of(features)]
     return _named(fits[0]) if len(fits) == 1 else None
 
 

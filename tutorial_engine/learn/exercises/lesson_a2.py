@@ -70,7 +70,7 @@ TABLES = (
 
 def _two_lists(answer: Any) -> list[list[int]]:
     pair = answer if isinstance(answer, tuple | list) else ()
-    found = [numbers for one in pair if (numbers := whole_numbers(one)) is not None]
+    found = [numbers for item in pair if (numbers := whole_numbers(item)) is not None]
     if len(pair) != 2 or len(found) != 2:
         raise CannotBe(
             "it must return two lists of whole numbers, cu_seqlens and the slots; "
@@ -150,19 +150,12 @@ LENGTHS = (
 )
 
 
-def _in_full(got: Any, lens: list[int]) -> str | None:
-    """The unused part with all its digits, if four are not enough to tell it apart."""
-    mine, right = got[2], right_size(lens)[2]
-    return f"{mine}, expected {right}" if f"{mine:.4g}" == f"{right:.4g}" else None
-
-
 def check_size(function: Callable[[list[int]], tuple[int, int, float]]) -> Verdict:
     """Check a learner's size(lens) → rows, longest context, unused part of a recorded step."""
     return judge(
         *("size", function, right_size, [(lens,) for lens in LENGTHS], SIZE_SLIPS),
         "size: both are rounded up, and every slot of the size is read",
         read=read_numbers(3),
-        also={"unused part": _in_full},
     )
 
 
@@ -259,7 +252,7 @@ class _SharedMemory(GpuMemory):
     def given_back(self) -> list[list[int]]:
         """What lay in the places that a recording reads, and that are free now."""
         taken = [range(start, start + size) for start, size in self._taken.items()]
-        return [held for place, held in self._read if not any(place in own for own in taken)]
+        return [held for place, held in self._read if not any(place in used for used in taken)]
 
 
 MakeStep = Callable[[GpuMemory], Step]

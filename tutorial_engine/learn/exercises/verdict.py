@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tutorial_engine.learn.exercises.facts import where_raised
+from tutorial_engine.learn.exercises.facts import first_difference, where_raised
 
 
 @dataclass(frozen=True)
@@ -114,8 +114,8 @@ def guarded(
         return Verdict(False, f"{name} returns None whatever it is asked")
     try:
         return run()
-    except Told as told:
-        return told.verdict
+    except Told as end:
+        return end.verdict
     except CannotBe as error:
         return Verdict(False, f"{name}: {error}")
     except Exception as error:  # the learner's code may raise anything at all
@@ -161,29 +161,6 @@ def must_answer(name: str, value: object, function: object) -> None:
         raise Told(still_a_gap(name) if has_gap(function) else forgotten)
 
 
-def wrong_shape(name: str, value: object, expected: Tensor) -> Verdict | None:
-    """A verdict when the value is no tensor of the expected shape."""
-    if not isinstance(value, Tensor):
-        got = f"got {type(value).__name__}{_how_to_a_tensor(value, expected)}"
-        return Verdict(False, f"{name} must return a tensor, {got}")
-    if value.shape != expected.shape:
-        return Verdict(
-            False, f"{name} returned shape {list(value.shape)}, expected {list(expected.shape)}"
-        )
-    return None
-
-
-def _how_to_a_tensor(value: object, expected: Tensor) -> str:
-    known = {"ndarray": "torch.from_numpy makes", "AttentionResult": "its .out is"}
-    how = known.get(type(value).__name__, "")
-    if not how and isinstance(value, list | tuple):
-        tensors = [item for item in value if isinstance(item, Tensor)]
-        if any(one.shape == expected.shape for one in tensors):
-            return "; return only the output"
-        how = "torch.stack makes" if tensors else "torch.tensor makes"
-    return f"; the model goes on with tensors, and {how} one" if how else ""
-
-
 def close(a: Tensor, b: Tensor, tolerance: float) -> bool:
     """Whether no element differs by more than the tolerance (NaN never is close)."""
     return bool(((a.double() - b.double()).abs() <= tolerance).all())
@@ -194,17 +171,16 @@ def distance(a: Tensor, b: Tensor) -> str:
 
     More digits would differ from one processor to the next.
     """
-    most = float((a.double() - b.double()).abs().max())
-    if most == 0 or not math.isfinite(most):
-        return f"= {most:g}"
-    return f"< 1e{math.floor(math.log10(most)) + 1:+03d}"
+    largest = float((a.double() - b.double()).abs().max())
+    if largest == 0 or not math.isfinite(largest):
+        return f"= {largest:g}"
+    return f"< 1e{math.floor(math.log10(largest)) + 1:+03d}"
 
 
 def check_close(a: Tensor, b: Tensor, tolerance: float, what: str) -> Verdict:
     """✔ and how close, when a and b [same shape] agree; else where they differ most."""
-    bad = wrong_shape(what, a, b)
-    if bad is not None:
-        return bad
+    if not isinstance(a, Tensor) or a.shape != b.shape:
+        return Verdict(False, f"{what}: {first_difference(a, b)}")
     if close(a, b, tolerance):
         how = f"{distance(a, b)} over {a.numel():,} numbers, tolerance {tolerance:g}"
         return Verdict(True, f"{what}: max |Δ| {how}")

@@ -87,7 +87,7 @@ def keep(slots: Sequence[int], first: int, last: int) -> list[int]:
 
 
 EDITS: dict[str, Callable[..., Any]] = {  # of a memory: cells use them, no model runs them
-    one.__name__: one for one in (transplant, replace_head, find_layer, keep)
+    edit.__name__: edit for edit in (transplant, replace_head, find_layer, keep)
 }
 
 

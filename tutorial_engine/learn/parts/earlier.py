@@ -86,13 +86,13 @@ class Brought(dict[str, Verdict]):
 
     def _why(self) -> str:
         """Why no part is the learner's, where none was even tried; else ""."""
-        own = f"my_{self.number}.ipynb"
+        copy = f"my_{self.number}.ipynb"
         if not self.found:
-            return f" (there is no file {self.file}, and no {own} beside it)"
+            return f" (there is no file {self.file}, and no {copy} beside it)"
         if any(verdict.ok is not None for verdict in self.values()):
             return ""
-        is_own = self.file.name.startswith("my_")
-        ask = "was it saved?" if is_own else f"is yours called {own}, in the same folder?"
+        is_copy = self.file.name.startswith("my_")
+        ask = "was it saved?" if is_copy else f"is yours called {copy}, in the same folder?"
         return f" (no exercise is done in {self.file.name}; {ask})"
 
 
@@ -147,7 +147,7 @@ def bring(mine: OwnEngine | OwnServer, notebook: str) -> Brought:
             found[name] = mine.use(scope[name], check).verdict
             if name in here and name in mine.parts.own:
                 mine.parts.own[name] = here[name]
-                mine.checks[name] = lambda _, check=check, own=scope[name]: check(own)
+                mine.checks[name] = lambda _, check=check, part=scope[name]: check(part)
     if isinstance(mine, OwnEngine):
         idle = {*CACHES} - {mine.cache_part}
         found.wanted = tuple(name for name in checks if name not in idle)

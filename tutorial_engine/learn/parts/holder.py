@@ -17,7 +17,14 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from tutorial_engine.learn.exercises.facts import WIDE, AsIs, first_difference, told
+from tutorial_engine.learn.exercises.facts import (
+    WIDE,
+    AsIs,
+    alike,
+    first_difference,
+    plain,
+    told,
+)
 from tutorial_engine.learn.exercises.verdict import CannotBe, Verdict, is_open
 
 Result = TypeVar("Result")
@@ -94,7 +101,7 @@ class Parts:
             sides = {"": (read(self.own[name](*copies)), read(want))}
             names = [*inspect.signature(right).parameters]
             sides |= {f" {names[i]}": (copies[i], args[i]) for i in changes}
-            differ = {of: pair for of, pair in sides.items() if not same(*map(plain, pair))}
+            differ = {of: pair for of, pair in sides.items() if not same(*pair)}
             if differ:
                 facts = dict(zip(names, before, strict=True))
                 facts = {name: value for name, value in facts.items() if not callable(value)}
@@ -164,45 +171,20 @@ def listed(value: object) -> list[Any] | None:
     return items if isinstance(items, list) else None
 
 
-def plain(value: Any) -> Any:
-    """Tensors, arrays, tuples and ranges as lists, and their numbers as Python's."""
-    if hasattr(value, "tolist"):
-        value = value.tolist()
-    if isinstance(value, Mapping):
-        return {key: plain(item) for key, item in value.items()}
-    return [plain(item) for item in value] if isinstance(value, list | tuple | range) else value
-
-
 def same(got: Any, want: Any) -> bool:
-    """Is a plain value the wanted one? Whole numbers are no floats; floats may differ by 1e-6."""
-    if isinstance(want, list):
-        is_as_long = isinstance(got, list) and len(got) == len(want)
-        return is_as_long and all(map(same, got, want))
-    if isinstance(want, dict):
-        has_all = isinstance(got, dict) and got.keys() == want.keys()
-        return has_all and all(same(got[key], item) for key, item in want.items())
-    if isinstance(want, float):
-        near = number(got)
-        return near is not None and abs(near - want) <= 1e-6 * max(1, abs(want))
-    return type(got) is type(want) and bool(got == want)
+    """Is an answer the wanted one, whatever holds its numbers? Floats may differ by 1e-6."""
+    return alike(plain(got), plain(want), 1e-6, of_one_kind=True)
 
 
 def _both(of: str, got: Any, want: Any) -> dict[str, object]:
     """The two sides of an answer, or of an argument; of dicts only what differs."""
     if isinstance(got, dict) and isinstance(want, dict):
         differ = [key for key in want | got if not same(got.get(key, ...), want.get(key, ...))]
-        got, want = ({key: one[key] for key in differ if key in one} for one in (got, want))
-    mine = AsIs(shown(got)) if isinstance(got, Iterator) else got
-    facts = {f"your{of}" if of else "yours": mine, f"expected{of}": want}
+        got, want = ({key: side[key] for key in differ if key in side} for side in (got, want))
+    facts = {f"your{of}" if of else "yours": got, f"expected{of}": want}
     if len(repr(want)) > WIDE and (first := first_difference(got, want, 1e-6)):
         facts[f"differs first{of and ' in'}{of}"] = AsIs(first)
     return facts
-
-
-def shown(value: object) -> str:
-    """A wrong answer in a message; of a generator or a filter, how it becomes a list."""
-    kind = type(value).__name__
-    return f"a {kind}: put list(...) around it" if isinstance(value, Iterator) else repr(value)
 
 
 def whole_numbers(value: object) -> list[int] | None:
@@ -300,10 +282,10 @@ class PartsHolder:
         return [name for name in self.parts.own if name not in good] or list(self.parts.own)
 
     def _is_right(
-        self, run: Callable[[], Result], wrong: Callable[[Result], str], own: dict[str, Any]
+        self, run: Callable[[], Result], wrong: Callable[[Result], str], only: dict[str, Any]
     ) -> bool:
         """Would a run with only these parts of the learner's be right?"""
-        mine, self.parts.own = self.parts.own, own
+        mine, self.parts.own = self.parts.own, only
         try:
             with suppress(Exception):
                 return not wrong(run())

@@ -155,9 +155,9 @@ def why_finished(
 
 
 PARTS: dict[str, Callable[..., Any]] = {  # in the order of the exercises
-    **{one.__name__: one for one in (project, attention, window_mask, kv_head, rope, layer)},
+    **{part.__name__: part for part in (project, attention, window_mask, kv_head, rope, layer)},
     **CACHES,
-    **{one.__name__: one for one in (run_new, keep_top_p, why_finished)},
+    **{part.__name__: part for part in (run_new, keep_top_p, why_finished)},
 }
 
 
@@ -250,7 +250,7 @@ class OwnModel(CausalLM):
         w, eps = self.layer_weights[layer], self.config.rms_norm_eps
         normed = rms_norm(x, w.input_norm, eps)
         raw = (F.linear(normed, w.q).view_as(q), F.linear(normed, w.k).view_as(k))
-        lengths = [(one.square().mean(-1, keepdim=True) + eps).sqrt() for one in raw]
+        lengths = [(x.square().mean(-1, keepdim=True) + eps).sqrt() for x in raw]
         return q * lengths[0], k * lengths[1]
 
     def _layer(self, x: Tensor, weights: LayerWeights, angles: Tensor, attend: Attend) -> Tensor:

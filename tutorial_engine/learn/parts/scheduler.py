@@ -133,17 +133,17 @@ class OwnScheduler(Scheduler):
             allocation = self._slots_for(request, num_tokens, plan)
             if allocation is None:
                 return None
-            self._schedule(plan, request, allocation)
+            self._add_to_plan(plan, request, allocation)
 
     def _slots_for(self, served: Request, num_tokens: int, plan: StepPlan) -> Allocation | None:
         """The answer of the learner's `slots_for`. PartFailed for one that cannot be."""
         ask = served.request_id, served.token_ids, served.num_computed_tokens, num_tokens
-        given, most = list[Allocation | None](), len(self.running)
+        given, num_running = list[Allocation | None](), len(self.running)
 
         def allocate(request: object) -> Allocation | None:
             if request is not served or served in plan.preempted:
                 raise CannotBe(f"asks for {_name(request)} while {_name(served)} is served")
-            if len(given) > most:
+            if len(given) > num_running:
                 raise CannotBe("asks again and again, and nobody gives way")
             if not given or given[-1] is None:
                 given.append(self.memory.allocate(*ask))
@@ -197,10 +197,9 @@ class OwnScheduler(Scheduler):
         with self.parts.blamed("num_tokens_to_run"):
             left = max(0, plan.budget)  # overdrawn by an unchecked rule
             answer = self.parts("num_tokens_to_run", known, computed, left)
-            share, most = whole_tokens(answer), known - computed
-            if self.is_checked:
-                most = min(most, left)
-            if share is None or not 0 <= share <= most:
+            share = whole_tokens(answer)
+            limit = min(known - computed, left) if self.is_checked else known - computed
+            if share is None or not 0 <= share <= limit:
                 raise CannotBe(
                     f"gave {answer!r} for request {request.request_id}: it has "
                     f"{known - computed} tokens left to run, and the budget has {left}"
@@ -245,14 +244,14 @@ class OwnScheduler(Scheduler):
             ]
 
         running, waiting = left(self.running), left(self._in_order())
-        most = self.config.max_num_seqs
+        places = self.config.max_num_seqs
         if of_waiting:  # those who run have their tokens
-            running, most = [], most - len(running)
-            if not waiting or not most:
+            running, places = [], places - len(running)
+            if not waiting or not places:
                 return {}
         with self.parts.blamed("plan_step"):
-            answer = self.parts("plan_step", list(running), list(waiting), budget, most)
-            return _possible(answer, running, waiting, budget, most, self.is_checked)
+            answer = self.parts("plan_step", list(running), list(waiting), budget, places)
+            return _possible(answer, running, waiting, budget, places, self.is_checked)
 
 
 def _name(request: object) -> str:
@@ -286,5 +285,5 @@ def with_parts(
 
     Unchecked, they may break the budget: the engine then runs what they say, as far as it can.
     """
-    own = {"parts": parts, "is_checked": is_checked, "policy_name": policy.__name__}
-    return type(name or policy.__name__, (OwnScheduler, policy), own)
+    fields = {"parts": parts, "is_checked": is_checked, "policy_name": policy.__name__}
+    return type(name or policy.__name__, (OwnScheduler, policy), fields)

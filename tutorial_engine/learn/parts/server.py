@@ -117,15 +117,15 @@ class BesideVLLM(NamedTuple):
         tokens = sum(run.same_tokens for run in self.runs)
         requests = sum(run.num_requests for run in self.runs)
         others = [run.first_difference for run in self.runs if run.first_difference]
-        told = [
+        lines = [
             f"{'✘' if others else '✔'} With {who}, {same} of {steps} steps are vLLM's, "
             f"and {tokens} of {requests} requests have vLLM's tokens."
         ]
         if others:
-            told.append(f"The first difference: {others[0]}")
+            lines.append(f"The first difference: {others[0]}")
         if self.shown:
-            told.append(self.shown)
-        return "\n".join(told)
+            lines.append(self.shown)
+        return "\n".join(lines)
 
 
 class OwnServer(PartsHolder):
@@ -181,8 +181,8 @@ class OwnServer(PartsHolder):
             if self.written[name].verdict.ok is False
         ]
         if plugged.verdict.ok is False and wrong:
-            told = f"{plugged.verdict.message}; it calls your {wrong[0]}, whose check says ✘"
-            plugged = plugged._replace(verdict=Verdict(False, told))
+            message = f"{plugged.verdict.message}; it calls your {wrong[0]}, whose check says ✘"
+            plugged = plugged._replace(verdict=Verdict(False, message))
         self.written[plugged.name], self.functions[plugged.name] = plugged, function
         if plugged.name in POLICIES:
             self.policy = plugged.name
@@ -207,12 +207,12 @@ class OwnServer(PartsHolder):
         own_policy = parts.own.get(self.policy, POLICIES.get(self.policy, Scheduler))
         scheduler = with_parts(cast("type[Scheduler]", own_policy), parts, "mine", is_checked=False)
         wrong = [name for name in rules if said[name] is False]
-        told = f"This is your {' with your '.join(rules)}."
+        sentence = f"This is your {' with your '.join(rules)}."
         if not rules:
-            told = "You have not written a rule yet: this is the package's."
+            sentence = "You have not written a rule yet: this is the package's."
         elif wrong:
-            told += f" The check of {' and '.join(wrong)} says ✘: see what it does."
-        return scheduler, told
+            sentence += f" The check of {' and '.join(wrong)} says ✘: see what it does."
+        return scheduler, sentence
 
     def engine(
         self,
@@ -338,13 +338,13 @@ class OwnServer(PartsHolder):
         print(self.who_ran(INSIDE))
         mark = "✔" if right == len(alone) else "✘"
         whose = "with the package's part: " if before - {*self.parts.own} else ""
-        told = f"{right} of {len(alone)} requests have the tokens that they have alone"
+        result = f"{right} of {len(alone)} requests have the tokens that they have alone"
         needs = {name: len(ids) + max(map(len, alone[name])) for name, ids, _ in asked}
         early = [name for name, needed in needs.items() if needed > run.max_len]
         for name in early:
             print(f"{name} ended early: it needs {needs[name]} slots, the pool has {run.max_len}.")
-        told += ", as far as they came" if early else ""
-        print(f"{mark} {whose}{told}.")
+        result += ", as far as they came" if early else ""
+        print(f"{mark} {whose}{result}.")
         return run
 
     def _run(
