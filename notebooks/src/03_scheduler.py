@@ -668,7 +668,7 @@ throughput_latency(curves, "TPOT", "requests at once (max_num_seqs)") if answere
 # Each point is an engine with another `max_num_seqs`. Why 2 to 3 times? At 1 ms a token, a step with one request lasts
 # 10 + 1 ms, and one with 16 lasts 10 + 16 ms. (A little more here: the rest of the prompts is read between the first two
 # tokens.) The first doubling is cheap: 79 % more tokens for 9 % more TPOT. The last is not. A server is tuned by choosing a point on
-# such a curve. On the line of the large GPU the TPOT hardly grows. (0.05 ms a token and 10 ms a forward are, by rough
+# such a curve. At the price of a large GPU TPOT hardly grows. (0.05 ms a token and 10 ms a forward are, by rough
 # calculation, a model of 16 billion weights in bf16 on an H100. Nothing was measured there.)
 
 # %%
