@@ -453,7 +453,7 @@ print(others_beside_vllm(model, tokenizer, lesson=3))
 
 # %% [markdown]
 # In most steps these rules plan as vLLM does, so even a wrong rule has many of them right. And in fp32, with the likeliest token, a plan decides *when*
-# a token comes, not *which* one: so under both, all requests have vLLM's tokens. In step 1 of the last run, r0 still has 10 tokens
+# a token comes, not *which* one: so with both rules all requests have vLLM's tokens. In step 1 of the last run, r0 still has 10 tokens
 # of its prompt to run. If those who wait go first, r1, which came later, takes the whole budget. And your rule?
 
 # %%
@@ -668,8 +668,8 @@ throughput_latency(curves, "TPOT", "requests at once (max_num_seqs)") if answere
 # Each point is an engine with another `max_num_seqs`. Why 2 to 3 times? At 1 ms a token, a step with one request lasts
 # 10 + 1 ms, and one with 16 lasts 10 + 16 ms. (A little more here: the rest of the prompts is read between the first two
 # tokens.) The first doubling is cheap: 79 % more tokens for 9 % more TPOT. The last is not. A server is tuned by choosing a point on
-# such a curve. At the price of a large GPU TPOT hardly grows. (0.05 ms a token and 10 ms a forward are, by rough
-# calculation, a model of 16 billion weights in bf16 on an H100. Nothing was measured there.)
+# such a curve. At the price of a large GPU TPOT hardly grows. (0.05 ms a token and 10 ms a forward are roughly
+# a model of 16 billion weights in bf16 on an H100. Nothing was measured there.)
 
 # %%
 predictions.ask(
@@ -721,9 +721,8 @@ if predictions.reveal("paradox", f"about {together}"):
 
 # %% [markdown]
 # **When does a batch gain nothing?** The gain comes from the price of a forward, which all requests share. At the price of
-# the large GPU it is most of a step with fewer than 200 tokens, so servers run large batches. If a forward had no price of its own, a batch would gain nothing:
-# each token would cost as much as before. It also gains nothing where nobody shares it: one request alone, or requests that
-# come far apart.
+# the large GPU it is most of a step below 200 tokens, so servers run large batches. If a forward had no price of its own, a batch would gain nothing:
+# each token would cost as much as before. It also gains nothing where nobody shares it: requests that come far apart.
 #
 # <details><summary>When a GPU gets there</summary>With a batch that is large enough the arithmetic of the tokens is the
 # limit, and a larger batch gains nothing more: the right side of the roofline of notebook 02. And each request reads its own
