@@ -721,7 +721,7 @@ if predictions.reveal("paradox", f"about {together}"):
 
 # %% [markdown]
 # **When does a batch gain nothing?** The gain comes from the price of a forward, which all requests share. At the price of
-# the large GPU it is most of a step below 200 tokens, so servers run large batches. If a forward had no price of its own, a batch would gain nothing:
+# the large GPU it is most of a step with a hundred tokens, so servers run large batches. If a forward had no price of its own, a batch would gain nothing:
 # each token would cost as much as before. It also gains nothing where nobody shares it: requests that come far apart.
 #
 # <details><summary>When a GPU gets there</summary>With a batch that is large enough the arithmetic of the tokens is the
