@@ -65,6 +65,29 @@ def plan_before_the_share(running: Work, waiting: Work, budget: int, most: int) 
     return {waiting[0][0]: min(share, budget)}
 
 
+def plan_with_break_too_late(running: Work, waiting: Work, budget: int, most: int) -> Any:
+    """Whoever runs may use up the budget, and the first one who waits is asked all the same."""
+    planned: dict[str, int] = {}
+    for group in (running, waiting[: most - len(running)]):
+        for name, left in group:
+            planned[name] = min(left, budget)
+            budget -= planned[name]
+            if budget == 0:
+                break
+    return planned
+
+
+def plan_with_break_too_soon(running: Work, waiting: Work, budget: int, most: int) -> Any:
+    """Ends at the first who does not fit as a whole."""
+    planned: dict[str, int] = {}
+    for name, left in [*running, *waiting[: most - len(running)]]:
+        if left > budget:
+            break
+        planned[name] = left
+        budget -= left
+    return planned
+
+
 def one_token_is_too_few(running: Work, waiting: Work, budget: int, most: int) -> dict[str, int]:
     """Nobody who waits is given the very last token."""
     shares = plan(running, waiting, budget, most)
@@ -186,8 +209,14 @@ EXERCISES: dict[str, Exercise] = {
             (lambda r, w, budget, most: plan(r, w, 99, most), "3 tokens, and the budget is 2"),
             (lambda *case: {"Z": 8}, "yours     {'Z': 8}"),
             (lambda *case: {"A": 1.5}, "yours     {'A': 1.5}"),
-            (but("plan_step", lambda shares: [*shares.items()]), "yours     [('A', 2)]"),
-            (one_token_is_too_few, ""),
+            (
+                but("plan_step", lambda shares: [*shares.items()]),
+                "it must return a dict, {name: tokens}, got [('A', 2)]",
+            ),
+            (lambda *case: 0, "it must return a dict, {name: tokens}, got 0"),
+            (plan_with_break_too_late, "B with 0 tokens; who runs nothing must not be in the plan"),
+            (plan_with_break_too_soon, "A does not run, and the budget has 2 left"),
+            (one_token_is_too_few, "B does not run, and the budget has 1 left"),
             (plan_by_index, "raised IndexError: list index out of range\n"),
             (plan_with_a_hole, "; it calls share_with_a_hole(1, 0, 1), which gave None\n"),
             (

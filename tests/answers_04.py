@@ -428,6 +428,13 @@ EXERCISES: dict[str, Exercise] = {
         {**c4.ALLOCATE_SLIPS, **ALLOCATE},
         [
             (lambda t, free, s, p: t[p // s] * s + p % s, "IndexError: list index"),
+            (lambda t, free, s, p: t[p // s] * s + p % s, "logical block 0, not in the table yet"),
+            (
+                lambda t, free, s, p: (
+                    RIGHT["allocate"](t, free, s, p) and t[p // s] * s + p // s  # upside down
+                ),
+                "your slot is  offset 0 in block 3; expected offset 2 in block 3",
+            ),
             (
                 lambda t, free, s, p: RIGHT["allocate"](t, free, s, p) if p % s or free else None,
                 "None; then block_table [6, 2, 1], free_blocks []",

@@ -112,7 +112,7 @@ places(two, "24 requests, four places: who has each place in each step")
 # %% [markdown]
 # **About half of the places are empty, against none.** The lengths are chosen: 4 to 24 tokens. The more they differ, the more
 # is wasted. In these 48 steps static batching finishes 8 requests,
-# and continuous batching 16. A forward reads all weights of the model, whoever is in it. So on a large GPU an empty
+# and continuous batching 16. A forward of a model like ours reads all weights, whoever is in it. So on a large GPU an empty
 # place costs nearly as much as a full one. (A fuller forward lasts a little longer. Section 6 counts time.)
 #
 # The part of an engine that decides who runs is the **scheduler**. One forward, together with its
@@ -201,9 +201,8 @@ server.use(plan_step, check_plan)
 run = server.serve(PROMPTS, params, max_num_batched_tokens=8, max_num_seqs=2)
 
 # %% [markdown]
-# This is the rule of vLLM, an engine that serves many users on many GPUs. At the end of this sitting your `plan_step`
-# meets what vLLM decided. From here on it decides every step of `server`. The other engines use the package's scheduler,
-# which has the same rule.
+# While memory lasts, this is the rule of vLLM, an engine for many users and many GPUs. At the end of this sitting
+# your `plan_step` meets what vLLM decided. From here on it decides every step of `server`.
 #
 # ## 3 · Three requests, a budget of 8
 #
@@ -272,7 +271,7 @@ explorer
 
 # %% [markdown]
 # **Try it.** Set the *budget* to 16. *policy* has four ways to batch (section 7). How many steps does
-# each take? (Steps are numbered from 0.)
+# each take?
 #
 # <details><summary>Answer</summary>One by one 26 (0 to 25), static batching 18, prefill first 17, one rule 14.</details>
 #
@@ -321,7 +320,7 @@ flat_batch(batch, names, labels)
 
 # %% [markdown]
 # The linear layers get five rows of numbers, and it does not matter whose they are. They read each weight
-# once for all five. Attention works request by request. The white parts of the picture are never
+# once for all five. Attention works request by request here. The white parts of the picture are never
 # computed, and nothing is padded. Now run this batch, by hand:
 
 # %%
@@ -453,8 +452,8 @@ ready = server.use(plan_step, check_plan)
 print(others_beside_vllm(model, tokenizer, lesson=3))
 
 # %% [markdown]
-# In most steps there is no choice, so even a wrong rule has many of them right. And in fp32, with the likeliest token, a plan decides *when*
-# a token comes, not *which* one: so with every rule all requests have vLLM's tokens. In step 1 of the last run, r0 still has 10 tokens
+# In most steps these rules plan as vLLM does, so even a wrong rule has many of them right. And in fp32, with the likeliest token, a plan decides *when*
+# a token comes, not *which* one: so with both rules all requests have vLLM's tokens. In step 1 of the last run, r0 still has 10 tokens
 # of its prompt to run. If those who wait go first, r1, which came later, takes the whole budget. And your rule?
 
 # %%
@@ -464,14 +463,13 @@ server.beside_vllm()
 print(f"The file of the scheduler: 3,436 lines in vLLM 0.32.0, {num_lines(Scheduler)} here.")
 
 # %% [markdown]
-# If the line above names your `plan_step`, these are vLLM's decisions from your few lines. Its scheduler is longer because a server needs much more: pictures,
+# If the line above names your `plan_step`, these are vLLM's decisions from your few lines. Its scheduler is longer because a server needs much more: images in prompts,
 # several machines, priorities.
 #
 # ---
 #
 # **The first sitting ends here.** You have written a rule that makes the same plan as vLLM in every step of these runs, and
-# you can follow a step from the queue to the model and back. Memory that runs out and blocks that are shared come in notebooks 04
-# and 05.
+# you can follow a step from the queue to the model and back.
 #
 # ---
 
@@ -490,7 +488,7 @@ print(f"The file of the scheduler: 3,436 lines in vLLM 0.32.0, {num_lines(Schedu
 #
 # - *One by one*: a request runs alone until it is finished.
 # - *Static batching*: a batch fills the places. Nobody joins before the last of the batch is finished. (Ours is kind: it
-#   answers each request at its end. The servers of that time gave all answers back when the whole batch was over.)
+#   answers each request at its end. Older servers often gave all answers back only when the whole batch was over.)
 # - *Prefill first*: whoever waits may join at any step. But a step either reads whole prompts or decodes.
 # - *The one rule*: the scheduler of section 2. A step does both.
 
@@ -592,7 +590,7 @@ for name, outs in results.items():
 
 # %% [markdown]
 # One by one has the smallest TPOT, because nobody shares its forwards. But its users wait longest for their
-# first token. Sharing makes each token a little later, and the first token much earlier.
+# first token. Sharing makes the gaps a little longer, and most first tokens come much earlier.
 #
 # Compare the longest gaps of the two continuous policies. Prefill first stops all who decode while a prompt
 # runs. The one rule lets them run along.
@@ -669,9 +667,9 @@ throughput_latency(curves, "TPOT", "requests at once (max_num_seqs)") if answere
 # %% [markdown]
 # Each point is an engine with another `max_num_seqs`. Why 2 to 3 times? At 1 ms a token, a step with one request lasts
 # 10 + 1 ms, and one with 16 lasts 10 + 16 ms. (A little more here: the rest of the prompts is read between the first two
-# tokens.) The first doublings are cheap: two at once give nearly twice the tokens. A server is tuned by choosing a point on
-# such a curve. On the line of the large GPU the TPOT hardly grows. (0.05 ms a token and 10 ms a forward are, by rough
-# calculation, a model of 16 billion weights in bf16 on an H100. Nothing was measured there.)
+# tokens.) The first doubling is cheap: 79 % more tokens for 9 % more TPOT. The last is not. A server is tuned by choosing a point on
+# such a curve. At the price of a large GPU TPOT hardly grows. (0.05 ms a token and 10 ms a forward are roughly
+# a model of 16 billion weights in bf16 on an H100. Nothing was measured there.)
 
 # %%
 predictions.ask(
@@ -722,10 +720,9 @@ if predictions.reveal("paradox", f"about {together}"):
 # a little smaller: a request also holds its place while its prompt is read, and TPOT leaves that longer step out.)
 
 # %% [markdown]
-# **When does a batch gain nothing?** The gain comes from the price of a forward, which all requests share. On a large GPU
-# it is nearly all of a step, so servers run large batches. If a forward had no price of its own, a batch would gain nothing:
-# each token would cost as much as before. It also gains nothing where nobody shares it: one request alone, or requests that
-# come far apart.
+# **When does a batch gain nothing?** The gain comes from the price of a forward, which all requests share. At the price of
+# the large GPU it is most of a step with a hundred tokens, so servers run large batches. If a forward had no price of its own, a batch would gain nothing:
+# each token would cost as much as before. It also gains nothing where nobody shares it: requests that come far apart.
 #
 # <details><summary>When a GPU gets there</summary>With a batch that is large enough the arithmetic of the tokens is the
 # limit, and a larger batch gains nothing more: the right side of the roofline of notebook 02. And each request reads its own
@@ -911,7 +908,7 @@ load = {
     name: {rate: under_load(rate, policies[name]) for rate in RATES}
     for name in ("one rule", "static batching")
 }
-longer = under_load(64, users=96)[1]
+longer = under_load(64, users=96)
 
 # %% tags=["figure-load"] jupyter={"source_hidden": true}
 p95 = load["one rule"][64][1]
@@ -919,7 +916,7 @@ if chosen := predictions.reveal("load", sum(p95 > limit for limit in (100, 400))
     for name, by_rate in load.items():
         told = [f"{rate}/s {late:.0f}" for rate, (_, late) in by_rate.items()]
         print(f"{name:16} p95 of TTFT in ms: {', '.join(told)}")
-    print(f"one rule, 64/s, twice as many users: {longer:.0f}")
+    print(f"one rule, 64/s, twice as many users: {longer[1]:.0f}, and {longer[0]:.0f} tokens/s")
     draws = [f"{under_load(24, seed=seed)[1]:.0f}" for seed in (1, 2, 3, 4)]
     print("one rule, 24/s, four draws of the times:", *draws)
 curves = {
@@ -930,14 +927,13 @@ throughput_latency(curves, "TTFT p95", "requests per second", full) if chosen el
 
 # %% [markdown]
 # As long as there is room, throughput follows the users, and the latency hardly changes. Near the number of users that you
-# counted, chance decides: at 24 a second the four draws differ by three times. Above it there is no fixed p95: it grows
-# while users keep coming, and with twice as many users it is nearly doubled. (332 and not 366 tokens per second at 64: at the
-# beginning and at the end of so short a run, places are empty.)
+# counted, chance decides: at 24 a second, one of the four draws is three times another. Above it there is no fixed p95: it grows
+# while users keep coming, and with twice as many users it is nearly doubled. (At 64 these are 332 and not 366 tokens per second: at the
+# beginning and at the end of so short a run, places are empty. In the run with twice as many users they are 349.)
 
 # %% [markdown]
-# More places would help
-# a little, but the 17.4 tokens of a user cost 17.4 ms in any batch, so this engine serves 57 users at most a
-# second. At 64, users must wait or be refused, or the owner adds machines. A policy only decides who waits. Under
+# More places would help, but the 17.4 tokens of a user cost 17.4 ms in any batch. So no number of places serves more
+# than 57 users a second. At 64, users must wait or be refused, or the owner adds machines. A policy only decides who waits. Under
 # static batching they wait long even if few come.
 
 # %% [markdown]
@@ -1000,7 +996,7 @@ tell("first come, first served")
 
 # %% [markdown]
 # The mean is too large. All the short ones wait for L, which came first: this is *head-of-line blocking*. (The last
-# two columns say how many short ones were admitted before L, and the TTFT of L.)
+# columns say how many short ones were admitted before L, and its TTFT.)
 #
 # ### Exercise 5: shortest prompt first (5 minutes)
 #
@@ -1204,7 +1200,7 @@ if predictions.reveal("zoo", {0: "none of them", 1: "one", 4: "all four"}[found_
 # %% [markdown]
 # ## 13 · The ledger grows
 #
-# **Objective:** show, in fp32, that the company of others changes no token.
+# **Objective:** check, in fp32, that the company of others changes no token.
 #
 # The engine joins the equality ledger of notebook 02: with requests in one batch, with small chunks, in
 # random order, beside neighbours, and beside one that is *aborted* (its user leaves: its row is free at once).

@@ -188,10 +188,9 @@ run = server.serve(PROMPTS, params, memory_bytes=200_000)
 print("the pool has", run.trace.settings["num_blocks"], "blocks")
 
 # %% [markdown]
-# When vLLM starts, it prints two numbers about its pool: its size in tokens, and how many requests of the greatest allowed
-# length fit at the same time. The second number is the blocks of the pool, divided by the blocks of one such request. Where
-# the length is a multiple of the block size, as here, it is also the first number divided by the length. (Appendix A3 has
-# the other case.)
+# When vLLM starts, it prints two numbers about its pool. The second says how many requests of the greatest allowed length
+# fit at the same time: the blocks of the pool, divided by the blocks of one such request. The first is the second times this
+# length. Where the length is a multiple of the block size, as here, that is all slots. (Appendix A3 has the other case.)
 
 # %%
 predictions.ask(
@@ -252,7 +251,8 @@ run = server.serve(PROMPTS, params)
 # <details><summary>The same memory, seen with five axes</summary><code>small.pages()[0].shape</code> is [layers, blocks,
 # K/V heads, block size, head_dim]. It is a view: nothing is copied. The package's map is
 # <code>PagedKVCache._slots_of</code>. If the blocks of a table are neighbours in the pool, their slots are one piece,
-# and attention reads them without a copy.</details>
+# and attention reads them without a copy. (If more than four requests decode in a step, our engine may copy them all the
+# same: one call for all of them is faster here than many.)</details>
 
 # %% [markdown]
 # ## 4 · The same engine, on pages
@@ -300,7 +300,7 @@ block_view(on_pages.trace.trace(), step=2, labels=labels, simple=True) if chosen
 # Before a token runs, its position `pos` needs a slot. If the table has no block for it yet, take the first block out of
 # `free_blocks`, and append it to the table. Change both lists in place. Return the slot. If a block is needed and none
 # is free, change nothing and return `None`. (The table may already have a block for `pos` and for later positions. Then take none,
-# also where a new block would begin.)
+# also if `pos` is the first position of its block.)
 #
 # <details><summary>Hint</summary>In which logical block does <code>pos</code> lie? When does the table have no block for it
 # yet? The slot is that of exercise 2.</details>
@@ -444,9 +444,9 @@ print("the pool has", storage.num_slots, "slots,", storage.num_bytes // 1024, "K
 # In fp32 exp(89) is infinite. So a softmax subtracts the largest score m from all scores s, and divides by l, the sum of
 # all e^(s − m). Here the scores come block by block, and a later block may have a larger one.
 #
-# Take three scores: 1 and 0 in the first block, 2 in the second. After the first block m = 1 and l = e⁰ + e⁻¹ = 1.37. The
+# Take three scores: 1 and 0 in the first block, 2 in the second. After the first block m = 1 and l = e⁰ + e⁻¹ = 1.368. The
 # second block has a larger score, so m′ = 2. The old weights were e^(s − 1) and must become e^(s − 2): multiply them by
-# e^(1 − 2) = 0.37. So l′ = 1.37 · 0.37 + e⁰ = 1.50.
+# e^(1 − 2) = 0.368. So l′ = 1.368 · 0.368 + e⁰ = 1.503.
 
 # %% [markdown]
 # The weighted sum of the values, acc, needs the same factor. s and v are the scores and values of one block. m′, l′ and
@@ -552,7 +552,7 @@ whole = decode_times(model, {"a view": None}, [1024], num_tokens=960, steps=11)[
 print(f"{'a view':15} {whole:6.1f} ms, all in one block of 1,024: nothing to copy")
 
 # %% [markdown]
-# In PyTorch on a CPU the loop is the slowest. The copy costs little: compare *gather* with *a view*. The loop saves it, but
+# Here, in PyTorch on a CPU, the loop is the slowest. The copy costs little: compare *gather* with *a view*. The loop saves it, but
 # each turn starts several PyTorch operations for one small block, in each layer. So our engine gathers unless it is told
 # otherwise. (This measures PyTorch, not the method: vLLM and llama.cpp have kernels for CPUs, too, and these read in place.)
 #
@@ -567,7 +567,7 @@ print(f"{'a view':15} {whole:6.1f} ms, all in one block of 1,024: nothing to cop
 # %% [markdown]
 # On a GPU this is what kernels are for. One kernel runs the whole loop on the chip: it reads the block table
 # itself, loads a block, keeps m, l and acc in *registers* (the chip's fastest memory), and writes nothing but the
-# output. *FlashAttention* is this loop as a kernel, and vLLM calls it on its pages. Cutting one long context into parts and merging their sums is called *split-KV* or
+# output. *FlashAttention* is this loop as a kernel, and on many GPUs vLLM calls it on its pages. Cutting one long context into parts and merging their sums is called *split-KV* or
 # *Flash-Decoding*.
 #
 # <details><summary>The same loop as a kernel, in the manner of Triton, which turns Python into kernels (text only: it does not run here)</summary>
@@ -660,7 +660,7 @@ if predictions.reveal("cell", f"into cell {cell}; in cells {seen}"):
     print(cells)
 
 # %% [markdown]
-# The number of a cell says where K and V lie. The position says where the token stands in its text. Any cell may hold
+# The number of a cell says where K and V lie. Its position says where the token stands in the text. Any cell may hold
 # any position, so the order of the cells no longer tells what a token may see. A query may see a cell if its sequence
 # owns the cell, and if the cell's position is not greater than its own.
 #
@@ -704,8 +704,8 @@ for event in run.trace.events:
 # **What is shared.** The two answers of a request share all its prompt cells except the last one. Each second answer
 # (`A.1`, `B.1`, `C.1`) runs the last prompt token again, in a cell of its own: it is a request of its own, and gets logits by running a token.
 #
-# **What is lost.** The six answers need more than 28 cells. So four of them give all their cells back, as the lines above
-# say, and one of these does it twice. When cells are free again, each runs all its lost tokens again, in cells of its own,
+# **What is lost.** The six answers need more than 28 cells. So four of them give all their cells back,
+# and one of these does it twice. When cells are free again, each runs all its lost tokens again, in cells of its own,
 # and its newest token. This costs time, and changes no token.
 
 # %% [markdown]
@@ -822,7 +822,7 @@ print(decode_table(times))  # measured in section 6
 # %% [markdown]
 # Reading in place does depend on it. In the loop each block is one turn. With blocks of 1 it takes many times
 # as long as with blocks of 16, and larger blocks are still faster. With many blocks in one call, the time falls with the
-# size, and little after 64. Gathering hardly depends on the size.
+# size, but less and less. Gathering hardly depends on the size.
 #
 # So on this engine 16 is a compromise. Larger blocks mean fewer turns and less bookkeeping. Smaller blocks waste less,
 # and find more of a common beginning. In a kernel a turn starts no PyTorch operations, so small blocks cost less

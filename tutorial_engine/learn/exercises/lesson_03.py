@@ -23,7 +23,7 @@ from tutorial_engine.learn.exercises.verdict import (
     must_answer,
     open_verdict,
 )
-from tutorial_engine.learn.parts.holder import whole_tokens
+from tutorial_engine.learn.parts.holder import shown, whole_tokens
 from tutorial_engine.learn.parts.scheduler import Fair, ShortestFirst, Work, waiting_first
 from tutorial_engine.learn.parts.scheduler import num_tokens_to_run as right_share
 from tutorial_engine.learn.parts.scheduler import plan_step as right_plan
@@ -182,7 +182,7 @@ def check_plan(function: Callable[[Work, Work, int, int], Mapping[str, int]]) ->
 
     def read(answer: object) -> object:
         if not isinstance(answer, Mapping):
-            return AsIs(" ".join(repr(answer).split()))
+            raise CannotBe(f"it must return a dict, {{name: tokens}}, got {shown(answer)}")
         return {name: _tokens(share) for name, share in answer.items()}
 
     return judge(
@@ -191,19 +191,26 @@ def check_plan(function: Callable[[Work, Work, int, int], Mapping[str, int]]) ->
         call=call,
         read=read,
         also={
-            "in yours": _over_a_limit,
+            "in yours": _no_plan,
             "inside": lambda _, *case: _none_inside(function, *case),
         },
     )
 
 
-def _over_a_limit(
+def _no_plan(
     got: Mapping[str, int], running: Work, waiting: Work, budget: int, most: int
 ) -> str | None:
+    """What a plan has that none may have, or lacks; None if only the order is another."""
     if (tokens := sum(got.values())) > budget:
         return f"{tokens} tokens, and the budget is {budget}"
     if (places := len(got.keys() | dict(running).keys())) > most:
         return f"{places} requests have a place, and max_num_seqs is {most}"
+    if idle := [name for name, share in got.items() if share == 0]:
+        return f"{idle[0]} with 0 tokens; who runs nothing must not be in the plan"
+    for name, left in [*running, *waiting[: max(0, most - len(running))]]:
+        if tokens < budget and got.get(name, 0) < left:
+            runs = f"runs {got[name]} of {left} tokens" if name in got else "does not run"
+            return f"{name} {runs}, and the budget has {budget - tokens} left"
     return None
 
 

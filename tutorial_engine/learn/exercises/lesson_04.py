@@ -174,7 +174,7 @@ ALLOCATE_SLIPS: Slips = {
         right_allocate,
         """
     pos // block_size == len(block_table) → pos % block_size == 0
-        takes a block wherever a block begins; the table may have this block already
+        takes a block whenever the offset is 0; the table may have this logical block already
     pos // block_size == len(block_table) → pos // block_size not in block_table
         takes a block unless pos // block_size stands in `block_table`; the entries are physical
         blocks
@@ -202,7 +202,7 @@ ALLOCATE_SLIPS: Slips = {
         lets block b begin at slot b; the b blocks before it have `block_size` slots each
     pos // block_size == len(block_table) → pos % block_size == 0
     block_table[pos // block_size] → block_table[-1]
-        takes a block wherever a block begins, and gives a slot of the last; a table may have more
+        takes a block whenever the offset is 0, and gives a slot of the last; a table may have more
         than it needs
     block_table[pos // block_size] → block_table[-1]
         gives a slot in the last block of the table; `pos` may lie in an earlier block
@@ -225,12 +225,34 @@ def _allocated(part: Callable[..., object], table: list[int], free: list[int], *
     return AsIs(f"{what}; then block_table {table}, free_blocks {free}")
 
 
+def _asked_for(table: list[int], free: list[int], size: int, pos: int) -> dict[str, object]:
+    logical = pos // size
+    has = f"here block {table[logical]}" if logical < len(table) else "not in the table yet"
+    where = AsIs(f"{pos}: {_place(pos, size, 'logical block')}, {has}")
+    return {"block_table": table, "free_blocks": free, "block_size": size, "pos": where}
+
+
+def _place(position: int, size: int, kind: str) -> str:
+    return f"offset {position % size} in {kind} {position // size}"
+
+
+def _of_its_slot(got: str, table: list[int], free: list[int], size: int, pos: int) -> str | None:
+    """Where the slot that it gave lies; None if it gave the right one, or none."""
+    want = right_allocate([*table], [*free], size, pos)
+    word, _, number = got.partition(";")[0].partition(" ")
+    if word != "slot" or want is None or int(number) == want:
+        return None
+    return f"{_place(int(number), size, 'block')}; expected {_place(want, size, 'block')}"
+
+
 def check_allocate(function: Callable[[list[int], list[int], int, int], object]) -> Verdict:
     """Check a learner's function(block_table, free_blocks, block_size, pos) → slot, or None."""
     return judge(
         *("allocate", function, right_allocate, ALLOCATIONS, ALLOCATE_SLIPS),
         "allocate: a new block at the border, and not before",
         call=_allocated,
+        inputs=_asked_for,
+        also={"your slot is": _of_its_slot},
     )
 
 
