@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from tutorial_engine.engine.config import EngineConfig
 from tutorial_engine.engine.request import Request
 from tutorial_engine.engine.scheduler import Scheduler
-from tutorial_engine.learn.exercises.facts import AsIs, where_raised
+from tutorial_engine.learn.exercises.facts import AsIs, shown, where_raised
 from tutorial_engine.learn.exercises.judge import Slips, judge, read_numbers, slips_of
 from tutorial_engine.learn.exercises.verdict import (
     CannotBe,
@@ -23,7 +23,7 @@ from tutorial_engine.learn.exercises.verdict import (
     must_answer,
     open_verdict,
 )
-from tutorial_engine.learn.parts.holder import shown, whole_tokens
+from tutorial_engine.learn.parts.holder import whole_tokens
 from tutorial_engine.learn.parts.scheduler import Fair, ShortestFirst, Work, waiting_first
 from tutorial_engine.learn.parts.scheduler import num_tokens_to_run as right_share
 from tutorial_engine.learn.parts.scheduler import plan_step as right_plan
