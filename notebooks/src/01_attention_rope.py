@@ -12,15 +12,18 @@
 # |---|---|---|
 # | sections 1 to 7 | queries, keys and values, attention, masks, heads | 1¾ hours |
 # | sections 8 to 11 | positions, one whole layer, the whole model | 1¾ hours |
-# | sections 12 to 14 | what the heads learned, your model, a bonus | 1 hour |
+# | sections 12 to 14 | what the heads learned, your model | 1¼ hours, with the bonus 1¾ |
 #
-# A beginner needs 6 to 7 hours.
+# A beginner needs 6 to 7 hours, without the bonus (exercise 9).
 
 # %% [markdown]
 # **How to use it.** Run cell after cell with Shift+Enter. At **Predict**, choose an answer before you run the next
-# cell. An exercise says ☐ until you fill it in. Then its check says ✔, or ✘ with a reason. You need to read
-# two kinds of code: the exercises, and what `show_source` prints. The rest you may just run.
-#
+# cell. An exercise says ☐ until you fill it in. Then its check says ✔, or ✘ with a reason. Read
+# the exercises, what `show_source` prints, and the short cells that compute what the text above them says (like `rms_norm`). Cells that
+# only draw you may just run. Are you stuck? Open the hint, then `notebooks/solutions`. You may also go on: the package's part
+# runs in place of yours.
+
+# %% [markdown]
 # You should know matrix products and a little PyTorch: tensors, shapes, indexing. The model is stored as a *checkpoint*, a
 # folder of trained weights, in the format of `transformers`. Its architecture is
 # [Qwen3](https://arxiv.org/abs/2505.09388). *The package* is `tutorial_engine`, the Python code of this course. Its
@@ -512,7 +515,7 @@ for d in head_dims:
     dots = (vectors_d[:, :1] * vectors_d[:, 1:]).sum(-1)  # the first is the query
     of_raw, of_scaled = (s.softmax(-1).amax(-1).mean() for s in (dots, dots / d**0.5))
     print(
-        f"D = {d:3}: the largest weight is {of_raw:.2f} on average; divided by √D {of_scaled:.2f}"
+        f"D = {d:3}: the largest share is {of_raw:.2f} on average; divided by √D {of_scaled:.2f}"
     )
 
 # %% [markdown]
@@ -591,7 +594,8 @@ clocks_picture(omega, (0, 1, 2, 4, 10, 100, 1000))
 # <code>factor</code> 8, <code>low_freq_factor</code> 1, <code>high_freq_factor</code> 4 and
 # <code>original_max_position_embeddings</code> 8192. A pair that turns at least 4 times in 8,192 positions stays as it
 # is, so neighbours are still told apart. A pair that turns at most once turns 8 times slower. Between them the speeds
-# are mixed.</details>
+# are mixed. (8 is less than 16: at the end of the longer context a slow pair still comes to twice the angle that it knew. The
+# further training must do the rest.)</details>
 
 # %%
 from tutorial_engine.model import RopeScaling, scaled_frequencies
@@ -619,7 +623,8 @@ print("interleaved pairs", [tuple(pair) for pair in numbers.view(4, 2).tolist()]
 # %% [markdown]
 # ### Exercise 5: turn the pairs (15 minutes)
 #
-# A pair (a, b) that is turned by the angle φ (phi) becomes (a cos φ − b sin φ, b cos φ + a sin φ). Use half-split
+# A pair (a, b) that is turned by the angle φ (phi) becomes (a cos φ − b sin φ, b cos φ + a sin φ). For example, (1, 0)
+# turned by 1 radian is (0.54, 0.84). Use half-split
 # pairs.
 #
 # <details><summary>Hint</summary><code>chunk</code> cuts an axis into equal parts (all a, all b), and
@@ -1088,7 +1093,7 @@ for vowel in "aeiou":
 # ### Copying in its purest form
 #
 # Take 16 random tokens and say them twice. In the second round only copying can help. The *hits* are the tokens of the
-# second round that the model predicts. We leave out its first token.
+# second round that the model predicts. We leave out its first token: nothing before it says that the second round begins.
 
 # %%
 import random
@@ -1183,8 +1188,8 @@ print(f"without two of the other four heads of layer 1, {least} or more")
 print(f"without L0 H4, {alone.pop(4)} of {right}; without another of layer 0, {min(alone)} or more")
 
 # %% [markdown]
-# The other four heads of layer 1 are the control: without two of them most hits are left. Without H3 and H5 copying
-# stops. So copying takes two steps. The picture shows both in our story. At the bottom, the heads of step 1 are silenced
+# The other four heads of layer 1 are the control: without two of them most hits are left. Without H3 and H5 together
+# copying stops. So copying takes two steps. The picture shows both in our story. At the bottom, the heads of step 1 are silenced
 # for one token only, the `a`. Then step 2 cannot find this token.
 
 # %% tags=["figure-two-steps"]

@@ -11,7 +11,7 @@
 # | sections 7 to 11 | its bugs, its bytes and its time | 1¼ to 1½ hours |
 # | sections 12 to 16 | from logits to text, and why two right engines differ | 1½ to 2 hours |
 #
-# A beginner needs up to 7½ hours. You should have done notebook 01, or know what queries, keys,
+# A beginner needs up to 7½ hours (3½, 2 and 2). You should have done notebook 01, or know what queries, keys,
 # values, heads, the causal mask, RoPE and logits are.
 
 # %%
@@ -502,7 +502,8 @@ print(check_close(there, here, 1e-4, "100 positions later, keys turned"))
 print(f"keys not turned: the logits are off by {float((not_turned - here).abs().max()):.1f}")
 
 # %% [markdown]
-# **Undo.** We keep only the slots of the first sentence. Two endings start from this memory. Servers call that a *fork*.
+# **Undo.** We drop the slots after the first sentence, so the model forgets what came then. Two different endings start
+# from this memory. Servers call that a *fork*.
 
 # %%
 begun = {layer: (k[:9], v[:9]) for layer, (k, v) in memory.items()}
@@ -510,7 +511,7 @@ for hero in (" Ben", " Anna"):
     print(mine.go_on(begun, NAMO + hero))
 
 # %% [markdown]
-# **Bonus:** write `Few`, a cache that keeps only the first 4 tokens and the last 64: the choice of
+# **Bonus:** write `Few`, a cache that keeps only the first 4 tokens and the last 64. This is the idea of
 # [StreamingLLM](https://arxiv.org/abs/2309.17453). Then keep the last 16, and then 16 without the first 4. What becomes
 # of the story?
 #
@@ -529,6 +530,8 @@ for hero in (" Ben", " Anna"):
 # cache runs in place of <code>MyCache</code>: first run both cells of Exercise 1 again.)</details>
 
 # %% [markdown]
+# *A good place for a pause.*
+#
 # ## 5 · Prefill and decode are one function
 #
 # **Objective:** run the tokens that are not computed yet. Prefill and decode need
@@ -915,7 +918,7 @@ for chunk in (1, 3, 4, 7):
     print(check_close(cut, at_once, 1e-4, f"chunks of {chunk} and all at once"))
 
 # %% [markdown]
-# Below, three prompts of unequal length run in one batch. None is filled up to the longest. A sequence that has
+# Below, three prompts of unequal length run in one batch. None is filled up to the longest (there is no *padding*). A sequence that has
 # stopped costs nothing more.
 
 # %%
@@ -929,7 +932,7 @@ for i, (out, params) in enumerate(zip(together, three, strict=True)):
 # %% [markdown]
 # ## 9 · What it costs in bytes
 #
-# **Objective:** compute the price of a token. It leaves K and V in every layer and *K/V* head:
+# **Objective:** use the price of a token (notebook 01, exercise 8). It leaves K and V in every layer and *K/V* head:
 #
 # bytes per token = 2 · layers · K/V heads · head_dim · bytes per number
 
@@ -941,8 +944,8 @@ for i, (out, params) in enumerate(zip(together, three, strict=True)):
 # - *peak*: how many FLOPs a second the processor can compute (TFLOP/s: 10¹²);
 # - *limited by memory*: moving the bytes takes longer than the FLOPs; *by arithmetic*: the FLOPs take longer;
 # - *bfloat16* (bf16): 2 bytes a number; fp32 has 4;
-# - *maximum concurrency*: how many requests of this length fit beside the weights, at most: the *activations*, the
-#   intermediate results of a forward, need memory, too;
+# - *maximum concurrency*: the largest number of such requests that fit beside the weights. In practice fewer fit, for
+#   the *activations* (intermediate results of a forward) need memory, too;
 # - *not given to the engine*: vLLM takes a share of the GPU's memory, here 0.9, by default 0.92 (version 0.32).
 
 # %% [markdown]
@@ -1525,8 +1528,8 @@ margins_picture(leads)
 
 # %% [markdown]
 # In fp32 no margin of these stories is below a gap. (Roundings add up on the way through the layers, so two right paths
-# differ by more than one gap: section 15.) But many servers compute in bf16. There 114 margins are below a gap, and
-# one rounding, of the logits alone, makes 73 ties. Near a tie, a difference in the last bit decides which token is taken,
+# differ by more than one gap: section 15.) Many servers compute in bf16. There 114 margins are below a gap. When only the
+# logits are rounded to bf16, 73 of these pairs become equal, a *tie*. Near a tie, a difference in the last bit decides which token is taken,
 # and it may come from the batch. After one changed token the two texts go their own ways.
 #
 # We have shown both causes, but no text that changed: with this small model on a CPU that is rare. He et al. show it on a

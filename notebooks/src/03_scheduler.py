@@ -252,8 +252,10 @@ if predictions.reveal("second", ", ".join(f"{name} {n}" for name, n in planned[1
 
 # %% [markdown]
 # B has read a *chunk* of its prompt, 6 of 7 tokens. After token 6 the model could only guess token 7, and the prompt
-# gives us token 7. So nothing is sampled. Only a request whose known tokens are all computed gets a new token.
-#
+# gives us token 7. So nothing is sampled. A request gets a new token only in a step that computes the
+# last of its known tokens. (A's new token is already the 11th known one.)
+
+# %% [markdown]
 # Now watch a longer run. D and E come too, and there are only two places. The explorer runs the real engine. Each
 # box of the upper part has the number of tokens that a request ran in a step. Below it are the budget of the
 # step, and the numbers of your rule: known, computed, to run, budget left. Step through the run with the buttons or the
@@ -374,8 +376,8 @@ print(in_vllm())
 #
 # <details><summary>What differs in vLLM</summary>Both loops stand in one long <code>schedule</code>.
 # <code>num_computed_tokens</code> moves on before the forward, in <code>_update_after_schedule</code>; ours moves on
-# after it. <code>cap</code> does not count for a request that runs alone. The second loop skips requests that cannot go
-# yet, so others overtake them. With priorities the request with the lowest priority is preempted. A step in which somebody
+# after it. <code>cap</code> does not count if there is only one request in all. The second loop skips a request that waits for something
+# else than budget or memory (a LoRA adapter, for example), so others overtake it. With priorities the request with the lowest priority is preempted. A step in which somebody
 # was preempted admits nobody, even if it is then empty.</details>
 
 # %% [markdown]
@@ -452,8 +454,8 @@ ready = server.use(plan_step, check_plan)
 print(others_beside_vllm(model, tokenizer, lesson=3))
 
 # %% [markdown]
-# In most steps these rules plan as vLLM does, so even a wrong rule has many of them right. And in fp32, with the likeliest token, a plan decides *when*
-# a token comes, not *which* one: so with both rules all requests have vLLM's tokens. In step 1 of the last run, r0 still has 10 tokens
+# In most steps these rules plan as vLLM does, so even a wrong rule has many of them right. And in fp32 a plan moves only the last digits of the logits
+# (notebook 02, section 14), and no margin here is so small. So it decides *when* a token comes, not *which* one: with both rules all requests have vLLM's tokens. In step 1 of the last run, r0 still has 10 tokens
 # of its prompt to run. If those who wait go first, r1, which came later, takes the whole budget. And your rule?
 
 # %%
@@ -779,7 +781,7 @@ itl_over_time({"whole prompt": whole, "chunks": chunked}, "A") if chosen else No
 # This is **chunked prefill**: the prompt is spread over several steps that decode as well. *Why does a
 # smaller token budget make the inter-token latency better?* A decoding request gets a token in every step, as long as the
 # budget is at least the number of decoding requests. Those who run are asked first. A request with a half-read prompt is
-# always the last of them: it takes all of the budget that is left, so nobody is admitted behind it. So all who decode are
+# always the last of them (as long as `cap` is not set): it takes all of the budget that is left, so nobody is admitted behind it. So all who decode are
 # asked before it. Their gap is the length of one step, and no step runs more tokens than the budget.
 
 # %% [markdown]
@@ -933,8 +935,9 @@ throughput_latency(curves, "TTFT p95", "requests per second", full) if chosen el
 
 # %% [markdown]
 # More places would help, but the 17.4 tokens of a user cost 17.4 ms in any batch. So no number of places serves more
-# than 57 users a second. At 64, users must wait or be refused, or the owner adds machines. A policy only decides who waits. Under
-# static batching they wait long even if few come.
+# than 57 users a second. At 64, users must wait or be refused, or the owner adds machines: no policy serves more than the
+# machine can. A good one wastes no places and decides who waits. Static batching also wastes places, so its users wait long even if few
+# come.
 
 # %% [markdown]
 # ## 11 · Fairness
@@ -1192,8 +1195,8 @@ if predictions.reveal("zoo", {0: "none of them", 1: "one", 4: "all four"}[found_
 # - The half-read prompt: A has more prompt tokens than the budget, so even alone it is read in chunks.
 # - The neighbour's row: whoever is alone has no neighbour.
 # - The one generator: alone, a request makes all draws itself. In company the others draw in between.
-# - The whole budget: all tokens are right, always. Only the limit tells. A GPU whose memory is planned for 8 tokens a
-#   step may fail with "out of memory" there.
+# - The whole budget: all tokens are right, always. Only the limit tells. An engine whose memory is planned for 8 tokens a step may
+#   fail there.
 #
 # So test a scheduler with several requests, in chunks, and watch its limits.
 

@@ -10,7 +10,7 @@
 # | sections 7 to 9 | cells, block size, vLLM's blocks | 1¼ hours |
 # | 10 and 11, optional | context shift, order in memory | 30 minutes |
 #
-# A beginner needs up to a third more. You should have done notebook 03, or know what admission is. Skip folded code.
+# A beginner needs up to half more. You should have done notebook 03, or know what admission is. Skip folded code.
 
 # %%
 import torch
@@ -300,7 +300,7 @@ block_view(on_pages.trace.trace(), step=2, labels=labels, simple=True) if chosen
 # Before a token runs, its position `pos` needs a slot. If the table has no block for it yet, take the first block out of
 # `free_blocks`, and append it to the table. Change both lists in place. Return the slot. If a block is needed and none
 # is free, change nothing and return `None`. (The table may already have a block for `pos` and for later positions. Then take none,
-# also if `pos` is the first position of its block.)
+# even if `pos` is the first position of its block: ask whether the table is long enough.)
 #
 # <details><summary>Hint</summary>In which logical block does <code>pos</code> lie? When does the table have no block for it
 # yet? The slot is that of exercise 2.</details>
@@ -567,7 +567,8 @@ print(f"{'a view':15} {whole:6.1f} ms, all in one block of 1,024: nothing to cop
 # %% [markdown]
 # On a GPU this is what kernels are for. One kernel runs the whole loop on the chip: it reads the block table
 # itself, loads a block, keeps m, l and acc in *registers* (the chip's fastest memory), and writes nothing but the
-# output. *FlashAttention* is this loop as a kernel, and on many GPUs vLLM calls it on its pages. Cutting one long context into parts and merging their sums is called *split-KV* or
+# output. *FlashAttention* is this loop as a kernel, for many queries at a time. On many GPUs vLLM calls a version of it that reads
+# a block table. Cutting one long context into parts and merging their sums is called *split-KV* or
 # *Flash-Decoding*.
 #
 # <details><summary>The same loop as a kernel, in the manner of Triton, which turns Python into kernels (text only: it does not run here)</summary>
@@ -687,7 +688,8 @@ on_cells = OwnServer(model, tokenizer, memory="cells", num_cells=48)
 on_cells.use(visible, check_visible)
 
 # %% [markdown]
-# The next cell asks for two answers to each prompt (`n=2`).
+# The next cell asks for two answers to each prompt (`n=2`), so that cells get two owners. The engine has only 28 cells, which
+# are too few, so that you see what happens then.
 
 # %%
 from tutorial_engine.trace import Preempted
@@ -754,9 +756,8 @@ if predictions.reveal("freed", {0: "none"}.get(len(freed), str(len(freed)))):
 #
 # **Objective:** choose a block size by what it costs.
 #
-# Cells, pages and rows are three maps over the same kind of storage. The block size is the dial (a knob that you turn)
-# between them: at one end a cell for each token, at the other a row for each request. Cells and pages of 1 both have one
-# token in a piece. They differ in the map. Cells have one table for all, with positions and owners. Pages have a
+# Cells, pages and rows are three maps over the same kind of storage. The block size is the dial between them: at one end a cell for each token, at the other a row for each request. Cells and pages of 1 both give out
+# room for one token at a time. They differ in the map. Cells have one table for all, with positions and owners. Pages have a
 # block table for each request, and keep full blocks for later requests (notebook 05).
 #
 # Twelve requests come, one every 20 ms. Eight begin with the same 8 tokens. All share 256 slots.
@@ -854,13 +855,16 @@ dials
 # **Objective:** compare your allocation with that of another engine, step by step.
 #
 # Two runs of vLLM 0.32 with the shipped model were recorded on a CPU: the blocks of each request in each step, and how
-# many were free. In this version, vLLM's attention on a CPU takes only blocks of a multiple of 32 tokens (128 by
-# default). These runs were recorded with 32, so `server` has such blocks, too.
+# many were free. In this version, vLLM's attention on a CPU takes (for models like ours) only blocks of a multiple of 32 tokens, 128 by
+# default. These runs were recorded with 32, so `server` has such blocks, too.
 
 # %% [markdown]
 # Now `server` serves the same requests, with as many bytes as the blocks have that vLLM may give out. Your `num_blocks` turns the bytes into
-# blocks. Your `allocate` is asked for each new token, and must give the slot of the engine's block manager. The two engines number blocks differently. The check asks only that the same two numbers belong
-# together in every step. If your `slots` is wrong, the steps are the same and the answers are not. So the tokens are compared as
+# blocks. Your `allocate` is asked for each new token, and must give the slot of the engine's block manager. The two engines number blocks differently. So the check compares patterns: if
+# vLLM's block 9 is our block 0 in one place, it must be so in every table and every step.
+
+# %% [markdown]
+# If your `slots` is wrong, the steps are the same and the answers are not. So the tokens are compared as
 # well. (`block_attention` is not called here: no plan depends on it.)
 #
 # (vLLM never gives its block 0 to a request. So its block n is shown as n − 1.)
@@ -928,7 +932,7 @@ print(others_beside_vllm(model, tokenizer, lesson=4))
 # A conversation grows until all cells are used. An engine can then drop the oldest tokens and go on: `seq_rm` frees
 # their cells, and `seq_add` moves the positions of the others down. A key was turned by its old position (RoPE,
 # notebook 01), so in each layer it is turned back by the difference, its *shift*. This is fast, because the model
-# runs no token again. `angles` are the RoPE angles of each cell's shift:
+# runs no token again. The code takes cos and sin of each cell's shift:
 
 # %%
 from tutorial_engine.cache import CellKVCache

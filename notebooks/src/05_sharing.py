@@ -10,7 +10,7 @@
 # | sections 1 to 3 | sharing, eviction, a strange answer | 1¾ hours |
 # | sections 4 to 7 | misses, full memory, your whole engine | 1¼ hours |
 #
-# A beginner needs up to a third more. You should have done notebook 04 up to section 4, or know what a block table is.
+# A beginner needs up to half more. You should have done notebook 04 up to section 4, or know what a block table is.
 
 # %%
 import torch
@@ -232,7 +232,7 @@ box("fork")
 #
 # **Objective:** decide which block is given away next.
 #
-# A block that nobody holds any more keeps its content, and can be found until somebody takes it. Free blocks stand in a
+# A full block that nobody holds any more keeps its content and its hash, and can be found until somebody takes it. Free blocks stand in a
 # queue. The block at its front is taken next, and what it held is gone: it is *evicted* from the
 # prefix cache. A freed block with a hash goes to the end, so of these the *least recently used* one is evicted first
 # (*LRU*).
@@ -274,9 +274,11 @@ queue_picture(pool_of_7.trace.trace(), [1])
 
 # %% [markdown]
 # The *tail* of A, block 2, goes to B and is evicted. Blocks 0 and 1 stay in the queue with their hashes, so C finds them.
+# The engine takes them out of the queue, although they are not at its front; `take` is only for blocks that get new content.
 # If block 0 had gone first, C would have found nothing, because the search starts at the first block and stops at the
 # first miss.
-#
+
+# %% [markdown]
 # All three blocks of A were full. The last block of a request is often open when the request ends. An open block has no
 # hash, so nobody can find it, and nothing is lost when it is taken. Therefore blocks without a hash go to the *front*
 # of the queue. In vLLM `BlockPool.free_blocks` (vllm/v1/core/block_pool.py) does the same since pull request
@@ -348,7 +350,7 @@ leak_picture(story) if chosen else None
 # %% [markdown]
 # The three keys in block 0 are still rotated for the positions 32 to 34 (RoPE, notebook 01), and not for 0 to 2; those in
 # block 1 for 28 to 31, and not for 4 to 7. So the positions are wrong, too. But K and V of a wrong word are numbers like any
-# others: the engine cannot see it, and raises no error.
+# others: the model cannot see it, and no error is raised.
 #
 # The two prompts begin alike, with “One day”. Still they share no block: a full block has 4 tokens, and `O ne day Anna` is
 # another block than `O ne day Tom`, so their hashes differ.
@@ -401,8 +403,8 @@ run = server.serve([anna, tom, anna], SamplingParams(max_tokens=28), **one_by_on
 # %% [markdown]
 # Which test finds such a bug? We plant five:
 #
-# - a taken block keeps its hash: the bug above;
-# - a hash of own tokens only: the block before is left out;
+# - a taken block keeps its hash: it can still be found, as above;
+# - a hash of own tokens only: the hash of the block before is left out of it;
 # - found too early: a block is found now, but its K and V are written only in a *later* step (in the same step it would be
 #   fine: section 1);
 # - a shared block is written: two answers to one prompt write to it;
@@ -434,7 +436,8 @@ if predictions.reveal("zoo", {0: "none of them", 2: "two", 5: "all five"}[wrong_
 # the first error of `check_integrity`.
 
 # %% [markdown]
-# No bug shows when a request is alone. Two show in the test with several together. “Found too early” needs another
+# No bug shows when a request is alone in a fresh pool: it finds no block, shares none, and takes none that was used
+# before. Two show in the test with several together. “Found too early” needs another
 # request at the same time. “A hash of own tokens only” does not: there, one prompt begins with the second block of another, and it would be wrong one
 # after the other, too. One bug shows only with samples, and one
 # only in the small pool, where blocks are used a second time. If blocks are freed head first, only `found` shows it. So
@@ -668,14 +671,14 @@ box("swap")
 # | setting | value |
 # |---|---|
 # | pool | 100 blocks of 4, no prefix cache |
-# | prompts of users A to D | 10, 7, 11 and 15 |
+# | prompts of users A to D | 10, 7, 11 and 15 tokens |
 # | new tokens | 32 each, E 4 |
 # | prompt of E, the last in the queue | 387 (97 blocks): fits when the others are done |
 # | first chunk of E | 256 |
 #
 # <details><summary>Hint for the next question</summary>The first chunk of E needs 64 of the 100 blocks, so 36 are left. A to D begin
-# with 12 blocks, and together they need about one more in each step. E comes in every second step (0, 2, 4, ...), as long as
-# the users need at most 36.</details>
+# with 12 blocks, and together they need about one more block in each step. E comes in every second step (0, 2, 4, ...), as long as
+# the users need at most 36: in the step between, its second chunk finds no room.</details>
 
 # %%
 predictions.ask(
@@ -832,7 +835,7 @@ for name, table in before["blocks"].items():
 # %%
 predictions.ask(
     "full",
-    "In step 41, r1 needs one more block. Somebody gives way. How many blocks are free after this step?",
+    "In step 41, r1 needs one more block. Somebody gives way, and so nobody is admitted. How many blocks are free after this step?",
     ["1", "2", "4"],
 )
 

@@ -118,7 +118,7 @@ if importlib.util.find_spec("vllm"):
     import vllm
 
     is_same = program(vllm.LLM, vllm.SamplingParams) == texts
-    print("vLLM says the same" if is_same else "one text differs: a near tie, see above")
+    print("vLLM says the same" if is_same else "a text differs: perhaps a near tie, see above")
 
 # %% [markdown]
 # ## 2 · Does vLLM decide the same?
@@ -253,6 +253,7 @@ if predictions.reveal("block", f"block {step.planned.requests['r0'].table[-1]}")
 # No block is free. So the request that was admitted last is preempted: `r2` gives its blocks 2 and 4 back, and becomes
 # the first of the waiting requests. Its token ids are kept. Why did `r0` get block 4 and not block 2? Block 4 was not full,
 # so it has no hash, and no request can find it. Such a block is taken first.
+# (Here another rule would choose it, too: the last block of a table first. Step 24 shows the difference.)
 
 # %%
 predictions.ask(
@@ -615,20 +616,28 @@ Places()
 # **Objective:** know what changes when you move a program to vLLM, and what this engine does not have.
 #
 # - **Greedy.** Without a `temperature` this engine takes the likeliest token. vLLM's `SamplingParams` have 1.0. Without
-#   any `SamplingParams` vLLM takes what the model's file `generation_config.json` says.
+#   any `SamplingParams` vLLM takes what the model's file `generation_config.json` says. Without
+#   `dtype` ours computes in float32, vLLM as the model's files say.
 # - **Hashes.** vLLM's hash also depends on what else changes K and V: an image, or a LoRA (a small change of the
 #   weights). A request may have a *salt* of its own, a secret that keeps users apart. In this engine all requests of a pool have the same salt.
 
 # %% [markdown]
 # - **Asynchronous scheduling.** On a GPU vLLM by default plans the next step before the last one has its tokens. So the GPU
-#   does not wait for Python. The tokens are the same, except in near ties (section 1). The steps may differ: vLLM may
-#   plan one more step for a request that ends by an end token or a stop string, because this is not known yet. An end by
-#   `max_tokens` is known before, so no step is planned for it. (This is read from vLLM's code. No run with it is recorded here.) Our engine plans one step after the other, so that you can look between them.
+#   does not wait for Python, as long as a plan takes less time than a forward. The tokens are the same, except in near ties (section 1). The steps may differ: vLLM may
+#   plan one more step for a request that ends by an end token, and one or more for a stop string, which another process finds. An end by
+#   `max_tokens` is known before, so the request gets no further step. But it keeps its place and its blocks until its last token has arrived, so a
+#   waiting request may come one plan later than here.
+
+# %% [markdown]
+# This is read from vLLM's code. No run with it is recorded here. Our engine plans one step after the other, so that you can look between them.
 
 # %% [markdown]
 # To plan a step, vLLM must know *how many* tokens each request runs. It need not know *which* token was chosen: this token is
 # on the GPU already, and the next step reads it there. One thing vLLM cannot know before: whether the new token ends
-# the request (an end token, or a stop string). Speculative tokens, below, are a second one.
+# the request (an end token, or a stop string). Speculative tokens, below, are a second one. What follows from the tokens comes later, too: places and
+# blocks become free, and a block of the answer gets its hash, when its tokens arrive.
+
+# %% [markdown]
 # The picture has a plan of 3 ms and a forward of 7 ms (chosen, not measured). In the lower half plan 3 is
 # ready before the tokens of step 2 are known. (Only one plan is ahead at a time.) So a request whose end token comes in step 2 is still in plan 3.
 
@@ -653,15 +662,15 @@ overlap_picture(plan=3, forward=7, steps=4)
 # %% [markdown]
 # ## When one machine is not enough
 #
-# You can take a program to vLLM: change the import line, and write the temperature. `docs/vllm.md` of this course has the
+# You can take a program to vLLM: name the model and its `dtype`, write the temperature, and change the import line. `docs/vllm.md` of this course has the
 # names that both know, and what differs. In vLLM `LLM(..., tensor_parallel_size=2)` divides the
 # model among two GPUs, as appendix A1 does with two processes. To divide one model among several machines, vLLM needs Ray
 # (a library that starts programs on many machines) or its option `--nnodes`.
 
 # %% [markdown]
 # **No run on several GPUs or machines was recorded for this course**: all its runs of vLLM are of one process on one CPU. By vLLM's code, one scheduler plans
-# for all GPUs of a model. So we expect the plans, blocks and hits that you know, if asynchronous scheduling is off and the layers are
-# not divided among machines (*pipeline parallelism*). We have not seen it.
+# for all GPUs among which `tensor_parallel_size` divides a model. (With data parallelism, each copy has its own.) So we expect the plans, blocks and
+# hits that you know, if asynchronous scheduling is off and the layers are not divided among GPUs (*pipeline parallelism*). We have not seen it.
 
 # %% [markdown]
 # With `tutorial_engine.lab.record` you can look into your own vLLM, in the pictures of these notebooks. It needs an
