@@ -86,10 +86,7 @@ def cell(
     """
 
     def draw(sheet: Sheet, name: str, x: float, y: float) -> None:
-        sheet.cell(name, (x, y, wide, tall), state, one, tip, **edge)
-        if said:
-            label = cut_to(said, wide - 3, size, keep=True)
-            sheet.inside(f"{name}.label", (x, y, wide, tall), label, size)
+        sheet.cell(name, (x, y, wide, tall), state, one, tip, said, size, **edge)
 
     return Piece(wide, tall, draw)
 

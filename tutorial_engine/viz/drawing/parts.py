@@ -148,22 +148,31 @@ class Sheet(Scene):
         state: str,
         one: Look | None = None,
         tip: str = "",
+        word: str = "",
+        size: float = KEY,
+        letters: Style | None = None,
+        shared: Sequence[Look] = (),
         **edge: Any,
     ) -> None:
         """A slot, a token or what a step did: a box in a state of `cell_style`.
 
-        `edge` changes its outline.
+        `word` stands in it as `name`.word, cut to the box, in `letters` of that `size`. Where
+        several have it, `shared` has all their looks: a band each, along the diagonal. `edge`
+        changes the outline.
         """
         fill, style = cell_style(state, one)
-        self.rect(name, box, fill, tip, **({"rx": 2} | style | edge))
-
-    def shared_cell(self, name: str, box: Box, fills: Sequence[str], **edge: Any) -> None:
-        """A slot of several requests: a band in each one's colour, along the diagonal."""
-        for i, fill in enumerate(fills):
-            points = _band(box, i / len(fills), (i + 1) / len(fills))
-            self.add(f"{name}.{i}", "polygon", points=points, fill=fill, **DEAF)
-        border: Style = {"rx": 2, "stroke": INK} | edge
-        self.rect(name, box, "none", **border, **DEAF)
+        style = {"rx": 2} | style | edge
+        self.rect(name, box, fill, tip, **style)
+        if len(shared) > 1:
+            for i, look in enumerate(shared):
+                points = _band(box, i / len(shared), (i + 1) / len(shared))
+                fill = cell_style(state, look)[0]
+                self.add(f"{name}.shared.{i}", "polygon", points=points, fill=fill, **DEAF)
+            self.rect(f"{name}.shared", box, "none", **(style | DEAF))
+        if word:
+            letters = letters or {}
+            word = cut_to(word, box[2] - 2, size, letters.get("font_weight") == "bold", keep=True)
+            self.inside(f"{name}.word", box, word, size, **letters)
 
     def outline(self, name: str, box: Box, more: float = 0, **style: Any) -> None:
         """A thick frame around what is new or chosen, `more` pixels outside the box."""

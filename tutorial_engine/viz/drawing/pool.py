@@ -76,8 +76,8 @@ def draw_key(sheet: Sheet, base: float, shared: bool = True) -> None:
 
     marks: dict[str, Mark] = {"written now": new}
     if shared:
-        bands = [look(0).dark, look(2).dark]
-        marks["shared: kept once"] = lambda name, box: sheet.shared_cell(name, box, bands, rx=0)
+        two = [look(0), look(2)]
+        marks["shared: kept once"] = sheet.sample("solid", two[0], shared=two, rx=0, stroke=INK)
     marks["reserved, no token"] = sheet.sample("reserved", rx=0)
     marks["free"] = sheet.sample("free", rx=0)
     sheet.legend(WIDTH + 15 - legend_width(list(marks), 14, 18), base, marks, 14, 18)
@@ -160,11 +160,8 @@ def _slot(
     else:
         parts = [f"token {position} of {own}" for own, position in now.tokens[slot].items()]
         tip = f"{place}: K and V of {' = '.join(parts)}" + ", written now" * (slot in now.new)
-        sheet.cell(name, box, "solid", looks[who[0]], tip, **THIN)
-        if len(who) > 1:
-            fills = [looks[one].dark for one in who[:2]]
-            edge = {**THIN, "stroke": looks[who[0]].colour}
-            sheet.shared_cell(f"{name}.shared", box, fills, **edge)
+        owners = [looks[each] for each in who[:2]]
+        sheet.cell(name, box, "solid", owners[0], tip, shared=owners, **THIN)
 
 
 def _hatch(

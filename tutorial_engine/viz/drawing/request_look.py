@@ -13,7 +13,7 @@ from PIL import ImageFont
 
 from tutorial_engine.viz.drawing.scene import Scene
 from tutorial_engine.viz.drawing.style import BLUE, GREEN, INK, ORANGE, PINK, RED, SKY
-from tutorial_engine.viz.tokens import visible
+from tutorial_engine.viz.tokens import visible, written
 
 COLOURS = (BLUE, ORANGE, GREEN, PINK, SKY, RED)
 HATCHES = ("plain", "/", "\\", "-", "|", "x")
@@ -109,12 +109,18 @@ def cut_to(words: str, width: float, size: float, bold: bool = False, keep: bool
 
     Blanks and line breaks are made visible, unless they are to be kept.
     """
-    words = words if keep else visible(words)
+    words = written(words) if keep else visible(words)
     if text_width(words, size, bold) <= width:
         return words
     while words and text_width(words + "…", size, bold) > width:
         words = words[:-1]
     return words + "…"
+
+
+def name_in(room: float, name: str, size: float) -> tuple[str, float]:
+    """A request's name in so many pixels, and the size of its letters: smaller, then cut."""
+    size = size if text_width(name, size, bold=True) <= room else min(size, 9.0)
+    return cut_to(name, room, size, bold=True, keep=True), size
 
 
 def nice_step(most: float, parts: int) -> float:

@@ -19,7 +19,7 @@ from tutorial_engine.viz.words import counted, listed, verb
 DIGITS = 4  # of a hash, in a picture
 KINDS = {  # of a slot that a request has -> in tips
     "cached": "its K and V are there",
-    "run": "written in this step",
+    "written": "written in this step",
     "known": "not run yet, the slot is reserved",
     "empty": "the slot is reserved, no token yet",
 }
@@ -371,10 +371,10 @@ class BlockRun(Run):
         )
 
     def token_kind(self, step: int, name: str, position: int) -> str:
-        """What a slot holds: "cached" K and V, "run" in this step, a "known" token, or "empty"."""
+        """What a slot holds: "cached" K and V, "written" now, a "known" token, or "empty"."""
         now = self.blocks[step]
         if now.is_written(name, position):
-            return "run"
+            return "written"
         if position < now.held[name]:
             return "cached"
         return "known" if position < len(now.state.requests[name].token_ids) else "empty"

@@ -17,7 +17,6 @@ from tutorial_engine.viz.drawing.parts import (
     GREY,
     MARGIN,
     RIGHT,
-    THICK,
     WIDTH,
     Grid,
     Mark,
@@ -25,9 +24,10 @@ from tutorial_engine.viz.drawing.parts import (
     Style,
 )
 from tutorial_engine.viz.drawing.picture import Picture
-from tutorial_engine.viz.drawing.request_look import Box, Look, cut_to, look, text_width
-from tutorial_engine.viz.drawing.style import PAPER, QUIET, RULE
+from tutorial_engine.viz.drawing.request_look import Box, Look, cut_to, look, name_in, text_width
+from tutorial_engine.viz.drawing.style import INK, PAPER, QUIET, RULE
 from tutorial_engine.viz.run.block_run import DIGITS, BlockRun, Owner, without_hashes
+from tutorial_engine.viz.tokens import visible
 
 MAX_REQUESTS, MAX_BLOCKS, MAX_SIZE = 6, 64, 32  # what can still be read
 LEFT, ENTRY = 56.0, 32.0  # where logical blocks begin; the width of a table entry
@@ -42,7 +42,7 @@ WORDY = 22.0  # pixels of a slot that has room for a word
 KEPT, TOUCH = "free, still findable", "block touched in this step"  # in the key
 TOUCHED, DASHES = "#eceff1", {"stroke_dasharray": "3 3"}
 ZOOM = 1.0  # of a PNG
-STATES = {"cached": "cached", "run": "written", "known": "reserved", "empty": "reserved"}
+WITH_KV = ("cached", "written")  # kinds of a slot; all others are reserved
 # what can happen to a block, by how much it matters
 EVENTS = ("evicted", "copy", "copied", "left", "found", "shared", "taken", "cached")
 
@@ -240,9 +240,7 @@ class _Step(Sheet):
     def request(self, name: str, top: float) -> None:
         """A request's letter, its logical blocks, and its table beside them."""
         one, room, view = self.looks[name], LEFT - 18, self.view
-        size = 17.0 if text_width(name, 17, bold=True) <= room else 11.0
-        words = cut_to(name, room, size, bold=True)
-        self.text(f"request.{name}", 12, top + 16, words, size, fill=one.ink, **BOLD)
+        self.text(f"request.{name}", 12, top + 16, *name_in(room, name, 17), fill=one.ink, **BOLD)
         lines, table = view.lines, self.now.tables.get(name, ())
         blocks = lines.places(LEFT, top, view.logical)
         entries = lines.places(view.table, top, view.left - view.table - 12)
@@ -264,17 +262,25 @@ class _Step(Sheet):
             y = top + lines.height(len(table)) + 10
             self.note(f"note.{name}", LEFT, y, self.run.why_idle(self.step, name))
 
-    def token(self, item: str, name: str, position: int, box: Box, known: bool = True) -> None:
+    def token(
+        self,
+        item: str,
+        name: str,
+        position: int,
+        box: Box,
+        known: bool = True,
+        shared: Sequence[Look] = (),
+    ) -> None:
         """One token, or the place of one; `known`: those that have not run have words, too."""
         kind, letters = self.run.token_kind(self.step, name, position), self.view.letters
         tip = self._said(self.run.about_token(self.step, name, position))
-        self.cell(item, box, STATES[kind], self.looks[name], tip)
-        has_words = kind in ("cached", "run") or (kind == "known" and known)
-        if has_words and self.view.lines.chips != STRIPS[0]:
-            token = self.now.state.requests[name].token_ids[position]
-            words = cut_to(self.run.label(token), box[2] - 3, letters)
-            style = FAINT if kind == "known" else {}
-            self.inside(f"{item}.word", box, words, letters, **style)
+        word = ""
+        if kind != "empty" and (kind != "known" or known) and self.view.lines.chips != STRIPS[0]:
+            word = visible(self.run.label(self.now.state.requests[name].token_ids[position]))
+        state = kind if kind in WITH_KV else "reserved"
+        style = FAINT if kind == "known" else {}
+        edge: Style = {"stroke": INK} if len(shared) > 1 else {}
+        self.cell(item, box, state, self.looks[name], tip, word, letters, style, shared, **edge)
 
     def entry(self, name: str, one: Look, index: int, block: int, place: Box) -> Box:
         """An entry of a table: the block's number and, with room, how full it is → its box."""
@@ -329,18 +335,17 @@ class _Step(Sheet):
             owner.name: run.token_kind(self.step, owner.name, owner.entry * run.block_size + offset)
             for owner in own
         }
-        there = [self.looks[who] for who, kind in kinds.items() if kind in ("cached", "run")]
-        if len(there) > 1:
-            edge = THICK if "run" in kinds.values() else {}
-            self.shared_cell(name, box, [one.dark for one in there], **edge)
-        elif there:
-            state = "written" if "run" in kinds.values() else "cached"
-            self.cell(name, box, state, there[0], **DEAF)
+        there = [self.looks[who] for who, kind in kinds.items() if kind in WITH_KV]
+        if there:
+            state = "solid" if len(there) > 1 else "cached"
+            state = "written" if "written" in kinds.values() else state
+            edge: Style = {"stroke": INK} if len(there) > 1 else {}
+            self.cell(name, box, state, there[0], shared=there, **edge, **DEAF)
         elif not own and (hash_ := self.now.hashes.get(block)):
-            self.cell(name, box, "kept", self.looks[self.now.cached_by[block]], **DEAF)
-            if box[2] >= WORDY:
-                words = run.label(run.hashed[hash_].token_ids[offset])
-                self.inside(f"{name}.word", box, cut_to(words, box[2] - 1, TINY), TINY, **FAINT)
+            token = run.hashed[hash_].token_ids[offset]
+            word = visible(run.label(token)) if box[2] >= WORDY else ""
+            last = self.looks[self.now.cached_by[block]]
+            self.cell(name, box, "kept", last, "", word, TINY, FAINT, **DEAF)
         else:
             self.cell(name, box, "reserved" if own else "free", **DEAF)
 
@@ -409,7 +414,7 @@ class _Step(Sheet):
 
     def _marks(self, kinds: set[str], has_steps: bool) -> dict[str, tuple[Mark, bool]]:
         """Words -> what they explain, and whether it is there, with slots of these `kinds`."""
-        now, dark = self.now, [one.dark for one in self.looks.values()][:2]
+        now, two = self.now, [*self.looks.values()][:2]
         several = any(sum(one.filled > 0 for one in own) > 1 for own in self.owners.values())
         known = self.view.lines.chips != STRIPS[0] and (has_steps or "known" in kinds)
         reserved = "reserved" + " (grey word: known, not run)" * known
@@ -417,14 +422,14 @@ class _Step(Sheet):
         findable = [block in now.hashes for block in now.free]
         marks: dict[str, tuple[Mark, bool]] = {
             "K and V are there": (self.sample("cached", GREY), "cached" in kinds),
-            "written in this step": (self.sample("written", GREY), "run" in kinds),
+            "written in this step": (self.sample("written", GREY), "written" in kinds),
             reserved: (self.sample("reserved"), bool(kinds & {"known", "empty"})),
-            "shared": (lambda name, box: self.shared_cell(name, box, dark), several),
+            "shared": (self.sample("solid", two[0], shared=two, stroke=INK), several),
             KEPT: (self.sample("kept", GREY), any(findable)),
             "free": (self.sample("free"), not all(findable)),
             TOUCH: (lambda name, box: self.rect(name, box, **touched), bool(now.touched)),
         }
-        never = {"shared" if len(dark) < 2 else "", "" if self.run.prefix_caching else KEPT}
+        never = {"shared" if len(two) < 2 else "", "" if self.run.prefix_caching else KEPT}
         return {words: mark for words, mark in marks.items() if words not in never}
 
 
@@ -521,14 +526,11 @@ class _SimpleStep(_Step):
         if not own:
             self.cell(item, box, "free", tip=f"block {block}, {item.replace('.', ' ')}: free")
             return
-        there = [one for one in own if offset < one.filled] or own[:1]
+        there = [owner for owner in own if offset < owner.filled] or own[:1]
         first = there[0]
         position = first.entry * self.run.block_size + offset
-        self.token(item, first.name, position, box, known=False)
-        if len(there) > 1:
-            word = self.items.pop(f"{item}.word")
-            self.shared_cell(f"{item}.shared", box, [self.looks[one.name].light for one in there])
-            self.items[f"{item}.word"] = word  # on top of the bands
+        shared = [self.looks[owner.name] for owner in there]
+        self.token(item, first.name, position, box, known=False, shared=shared)
 
     def _marks(self, kinds: set[str], has_steps: bool) -> dict[str, tuple[Mark, bool]]:
         """Of the key: nothing marks a block that is touched, and only forks share here."""

@@ -211,8 +211,8 @@ class _CellSheet(Sheet):
         """A sequence's number on its colour → the width it takes."""
         wide = max(18.0, text_width(str(seq_id), 11, True) + 8)
         box = (x, middle - 8, wide, 16.0)
-        self.cell(name, box, "cached", look(seq_id), stroke_width=1.4, rx=4)
-        self.inside(f"{name}.n", box, str(seq_id), 11, **BOLD)
+        style: Style = {"letters": BOLD, "stroke_width": 1.4, "rx": 4}
+        self.cell(name, box, "cached", look(seq_id), "", str(seq_id), **style)
         return wide
 
     def _layer(self, column: int, layer: int) -> None:

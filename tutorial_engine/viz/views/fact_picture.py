@@ -256,19 +256,17 @@ def _texts(sheet: Sheet, fact: Fact, y: float) -> list[tuple[float, float]]:
             x += 22
         box: Box = (x, low, wide(i), HIGH)
         differs = i in two.slots
-        sheet.cell(f"token.{i}", box, "written" if differs else "cached", OWN if differs else GREY)
-        label = cut_to(labels[i], box[2] - 6, 15, bold=differs)
-        sheet.inside(f"token.{i}.label", box, label, 15, **(BOLD if differs else {}))
+        if differs:
+            sheet.cell(f"token.{i}", box, "written", OWN, "", labels[i], 15, BOLD)
+        else:
+            sheet.cell(f"token.{i}", box, "cached", GREY, "", labels[i], 15)
         if differs:
             above, middle = (x, y, wide(i), HIGH), x + wide(i) / 2
-            sheet.cell(f"other.{i}", above, "written", DONOR)
-            label = cut_to(others[i], box[2] - 6, 15, bold=True)
-            sheet.inside(f"other.{i}.label", above, label, 15, **BOLD)
+            sheet.cell(f"other.{i}", above, "written", DONOR, "", others[i], 15, BOLD)
             sheet.arrow(f"other.{i}.to", [(middle, y + HIGH + 4), (middle, low - 3)], INK, 2.6)
             spans.append((x, x + wide(i)))
         x += wide(i) + 4
-    sheet.cell("next", (x, low, HIGH, HIGH), "known", OWN)
-    sheet.inside("next.label", (x, low, HIGH, HIGH), "?", 16, **BOLD)
+    sheet.cell("next", (x, low, HIGH, HIGH), "known", OWN, "", "?", 16, BOLD)
     first, last = (sum(spans[i]) / 2 for i in (0, -1))
     need, base = text_width("replaced", 14) + 24, y + HIGH + 23
     if last + need < WIDE:

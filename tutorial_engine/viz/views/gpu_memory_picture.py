@@ -28,8 +28,7 @@ def gpu_memory_picture(times: Mapping[str, Held], reads: Mapping[str, tuple[int,
             scene.note(f"{row}.{name}", 240 + begin * wide, y + 8, name, 12)
             for place in range(begin, begin + count):
                 box = (240 + place * wide, y + 14, wide - 3, 28)
-                scene.cell(f"{row}.{place}", box, "solid", one)
-                scene.inside(f"{row}.{place}.number", box, str(numbers[place]), 12.5)
+                scene.cell(f"{row}.{place}", box, "solid", one, "", str(numbers[place]), 12.5)
     y = 50 + tall * len(times) - 20
     scene.note("reads", 10, y + 22, "the recording reads here:", 12)
     for name, (begin, count) in reads.items():

@@ -157,7 +157,7 @@ class _Strip:
             where = f"byte {i * size}: layer {e.layer}, {KIND[e.kv]} of token {e.token}"
             there = e.token < self.num_tokens
             tip = f"{where}, head {e.head}, number {e.dim}{', free' * (not there)}"
-            thin = {"stroke": PAPER, "stroke_width": 0.7, "rx": 0}
+            thin: Style = {"stroke": PAPER, "stroke_width": 0.7, "rx": 0}
             name, box = f"{self.order}.{i}", self.grid.box(i)
             scene.cell(name, box, STATES[e.kv] if there else "free", LAYERS[e.layer], tip, **thin)
         for i, box in self.parts(lambda i: elements[i][:3]):

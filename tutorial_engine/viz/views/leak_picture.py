@@ -174,8 +174,8 @@ def _block(
         box = (x + place * wide, y + 22, wide - 3, TALL)
         name_of, at = leak.names[slot.who], slot.position
         tip = f"{name_of}, position {at}"
-        sheet.cell(f"{name}.{place}", box, "solid", look(_user(leak, slot.who)), tip)
-        sheet.inside(f"{name}.{place}.label", box, cut_to(slot.label, wide - 7, 12), 12)
+        user = look(_user(leak, slot.who))
+        sheet.cell(f"{name}.{place}", box, "solid", user, tip, slot.label, 12)
     told = _whose(leak, slots)
     if is_last:
         begin = leak.blocks.index(block) * len(slots)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from tutorial_engine.viz.drawing.parts import BOLD, MARGIN, WIDTH, Sheet
 from tutorial_engine.viz.drawing.picture import Picture
-from tutorial_engine.viz.drawing.request_look import Look, cut_to, look
+from tutorial_engine.viz.drawing.request_look import Look, look
 from tutorial_engine.viz.drawing.style import INK, QUIET
 from tutorial_engine.viz.words import counted, listed
 
@@ -130,5 +130,4 @@ def _branch(
     """Tokens side by side, in a look."""
     for i, token in enumerate(ids):
         box = (x + i * wide, y, wide - 3, TALL)
-        sheet.cell(f"{name}.{i}", box, "cached", one)
-        sheet.inside(f"{name}.{i}.label", box, cut_to(labels[token], wide - 5, 10.5), 10.5)
+        sheet.cell(f"{name}.{i}", box, "cached", one, "", labels[token], 10.5)

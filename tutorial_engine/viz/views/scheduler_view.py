@@ -5,7 +5,7 @@ Knows places; what there is to say comes from `run`.
 
 from collections.abc import Sequence
 from functools import cached_property, partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from tutorial_engine.viz.drawing.parts import (
     BOLD,
@@ -21,7 +21,7 @@ from tutorial_engine.viz.drawing.parts import (
     Sheet,
     Style,
 )
-from tutorial_engine.viz.drawing.request_look import Box, Look, cut_to, look, text_width
+from tutorial_engine.viz.drawing.request_look import Box, Look, cut_to, look, name_in, text_width
 from tutorial_engine.viz.drawing.style import INK, PAPER, RULE
 from tutorial_engine.viz.run.scheduler_run import SchedulerRun
 from tutorial_engine.viz.words import counted, tokens
@@ -51,12 +51,12 @@ ACTIVITIES = {  # kind -> in the key
     "decode": "decode",
     "stalls": "stalls: admitted, runs nothing",
 }
-TOKENS = {  # kind -> state of its cell, in the key, in tips
-    "cached": ("cached", "in the cache", "its K and V are in the cache"),
-    "run": ("written", "runs in this step", "runs in this step, which writes its K and V"),
-    "known": ("known", "not run yet", "not run yet"),
-    "sampled": ("sampled", "new from this step", "sampled by this step, not run yet"),
-    "gone": ("gone", "finished, row freed", "its request is over"),
+TOKENS = {  # state of its cell -> in the key, in tips
+    "cached": ("in the cache", "its K and V are in the cache"),
+    "written": ("runs in this step", "runs in this step, which writes its K and V"),
+    "known": ("not run yet", "not run yet"),
+    "sampled": ("new from this step", "sampled by this step, not run yet"),
+    "gone": ("finished, row freed", "its request is over"),
 }
 
 
@@ -67,12 +67,6 @@ class Chip(NamedTuple):
     x: float
     width: float
     words: str
-
-
-def name_in(room: float, name: str, size: float) -> tuple[str, float]:
-    """A request's name in so many pixels, and the size of its letters: smaller, then cut."""
-    size = size if text_width(name, size, bold=True) <= room else min(size, 9.0)
-    return cut_to(name, room, size, bold=True, keep=True), size
 
 
 class SchedulerView:
@@ -290,7 +284,7 @@ class _StepSheet(Sheet):
             self.cell(name, box, state, self.looks[who], run.ran(who, self.step), **over)
             if grid.wide >= 14 or i == owners.index(who):
                 size = SIZE if grid.wide >= 14 else 9.0
-                self.inside(f"{name}.who", box, *name_in(max(box[2], 14), who, size))
+                self.inside(f"{name}.word", box, *name_in(max(box[2], 14), who, size))
         parts = " + ".join(f"{name} {len(event.slots)}" for name, event in now.scheduled.items())
         said = f"{parts} = {now.num_tokens} of {run.budget} tokens"
         said += f" · {run.budget - cells} more are not drawn" * (cells < run.budget)
@@ -352,8 +346,8 @@ class _StepSheet(Sheet):
             base = top + 26 + ASKED * i
             state, one, box = run.state(name, step), self.looks[name], (MARGIN, base - 14.5, 23, 20)
             fill = "solid" if "running" in state else "cached" if state == "waiting" else "free"
-            self.cell(f"asked.{name}", box, fill, one, rx=3, stroke=one.colour)
-            self.inside(f"asked.{name}.who", box, *name_in(box[2], name, 11.5), **BOLD)
+            edge: Style = {"letters": BOLD, "rx": 3, "stroke": one.colour}
+            self.cell(f"asked.{name}", box, fill, one, "", *name_in(box[2] - 2, name, 11.5), **edge)
             self.text(f"asked.{name}.state", 44, base, state, 12)
             if run.share(name, step) is not None:
                 request = self.now.planned.requests[name]
@@ -371,7 +365,7 @@ class _StepSheet(Sheet):
         """Prompt and output of every request, and how far they are computed."""
         y, first = self.view.tokens, next(iter(self.looks.values()))
         self.text("tokens", MARGIN, y, "tokens", 12, **BOLD)
-        marks = {words: self.sample(state, first, rx=3) for state, words, _ in TOKENS.values()}
+        marks = {words: self.sample(kind, first, rx=3) for kind, (words, _) in TOKENS.items()}
         x, _ = self.legend(72, y, marks, gap=20)
         self.rect("key.end", (x + 4, y - 13, 2, 18), INK)
         self.note("key.end.words", x + 12, y, "end of the prompt")
@@ -390,14 +384,12 @@ class _StepSheet(Sheet):
         """The tokens of one request that are known by the end of the step."""
         num_prompt = self.now.planned.requests[who].num_prompt_tokens
         for i, kind in enumerate(self.run.token_kinds(who, self.step)):
-            chip, name, (state, _, said) = chips[i], f"token.{who}.{i}", TOKENS[kind]
+            chip, name, (_, said) = chips[i], f"token.{who}.{i}", TOKENS[kind]
             part, token = "prompt" if i < num_prompt else "output", self.run.tokens[who][i]
             label = self.run.word(who, i)
             tip = f"{who}, position {i} ({part}): “{label}”, id {token}; {said}"
             box = (chip.x, top + LINE * chip.line, chip.width, 20.0)
-            self.cell(name, box, state, self.looks[who], tip, rx=3)
-            style: dict[str, Any] = BOLD if kind in ("run", "sampled") else {}
-            style = FAINT if kind == "gone" else style
-            self.inside(f"{name}.n", box, chip.words, SIZE, **style)
+            style = BOLD if kind in ("written", "sampled") else FAINT if kind == "gone" else {}
+            self.cell(name, box, kind, self.looks[who], tip, chip.words, SIZE, style, rx=3)
             if i == num_prompt - 1:
                 self.rect(f"{name}.end", (box[0] + box[2] + 3.5, box[1] - 1, 2, 22), INK, **DEAF)

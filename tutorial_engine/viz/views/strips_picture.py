@@ -22,7 +22,7 @@ def strips_picture(held: Mapping[str, Sequence[tuple[int, int]]], room: int) -> 
 
     Each step of a name is a strip of `room` slots in which what was copied is hatched.
     """
-    names, cell, left = list(held), 26.0, 62.0
+    names, cell, left = list(held), 27.0, 62.0
     block = left + room * cell + 34
     steps = max(len(steps) for steps in held.values())
     sheet = Sheet(block * len(names) + MARGIN, 62.0 + 32 * steps)
@@ -36,9 +36,8 @@ def strips_picture(held: Mapping[str, Sequence[tuple[int, int]]], room: int) -> 
             for slot in range(max(room if not any(c for c, _ in rows) else 0, old + written)):
                 state = "cached" if slot < old else "written" if slot < old + written else "free"
                 box = (x0 + left + slot * cell, y, cell - 2, 24.0)
-                sheet.cell(f"{name}.{step}.{slot}", box, state, one)
-                if slot < copied:
-                    sheet.inside(f"{name}.{step}.{slot}.copied", box, "copy", 9.5)
+                word = "copy" if slot < copied else ""
+                sheet.cell(f"{name}.{step}.{slot}", box, state, one, "", word, 9.5)
     told = [
         f"{name} copies {sum(copied for copied, _ in rows)} old tokens"
         for name, rows in held.items()

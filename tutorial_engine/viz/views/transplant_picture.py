@@ -128,8 +128,8 @@ def _memory(sheet: Sheet, name: str, edit: Transplant, text: int, y: float) -> N
             half = (CELL - 4) / 2
             box = (x + i * half, y + 22 + ROW * layer, half, ROW - 3.0)
             cell = f"{name}.{slot}.{layer}.{part}"
-            sheet.cell(cell, box, "written" if is_new else "cached", one)
-            sheet.inside(f"{cell}.name", box, part, 11, **(BOLD if is_new else {}))
+            state, letters = ("written", BOLD) if is_new else ("cached", {})
+            sheet.cell(cell, box, state, one, "", part, letters=letters)
     for layer in range(edit.num_layers):
         sheet.note(f"{name}.layer.{layer}", MARGIN, y + 34 + ROW * layer, f"layer {layer}", 12)
 
