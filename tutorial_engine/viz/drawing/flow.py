@@ -80,7 +80,7 @@ def cell(
     size: float = 11,
     **edge: Any,
 ) -> Piece:
-    """A slot or a token in a state of `parts.cell_style`, with what it holds, cut to its width.
+    """A slot, a token or what a step did, in a state of `parts.cell_style`; words cut to its width.
 
     `one` is the look of its request: `request_look.look(i)` of the i-th, counted from 0.
     """

@@ -28,6 +28,11 @@ WIDTH = 1000.0  # of a large canvas
 MARGIN = 10.0
 KEY = 11.0  # letters of legends and notes
 TRACK = "#e3e8ec"  # of a bar: what it could be
+IDLE: Mapping[str, tuple[str, Style]] = {  # states of a request of which a step runs nothing
+    "waits": ("#e9edf0", {}),
+    "stalls": (PAPER, {"stroke": QUIET, "stroke_dasharray": "3 2"}),
+    "arrives": (PAPER, {"stroke": RULE}),
+}
 GREY = Look(QUIET, tint(QUIET, 0.16), tint(QUIET, 0.5), "plain")  # nobody's: of legends
 Mark = Callable[[str, Box], object]  # draws a sample of that name into that box
 
@@ -73,12 +78,19 @@ def cell_style(state: str, one: Look | None = None) -> tuple[str, Style]:
 
     "free" and "gone": nobody's. "reserved": a slot without K and V. "cached": they are there,
     "kept" for whoever finds them. "written": this step writes them. "solid": the request's full
-    colour. "known": a token that has not run, "sampled" by this step (both dashed).
+    colour. "known": a token that has not run, "sampled" by this step (both dashed). What a step did
+    with a request: the kinds of `run.Share`, and "arrives".
     """
+    if state in IDLE:
+        return IDLE[state]
     if one is None or state in ("free", "gone", "reserved"):
         return (HATCHED if state == "reserved" else PAPER), {"stroke": RULE}
     edge: Style = {"stroke": one.colour}
     return {
+        "prefill": (one.light, edge),
+        "decode": (one.dark, edge),
+        "recompute": (one.light, edge | {"stroke_dasharray": "4 2"}),
+        "preempted": (HATCHED, edge),
         "cached": (one.light, edge),
         "kept": (tint(one.colour, 0.14), {"stroke": tint(one.colour, 0.5)}),
         "solid": (one.dark, edge),
@@ -103,6 +115,13 @@ def part_of(value: float, ends: tuple[float, float]) -> float:
     """Where a value lies between the ends: 0 .. 1; in the middle where the ends are one."""
     low, high = ends
     return (value - low) / (high - low) if high > low else 0.5
+
+
+def _pill(box: Box) -> tuple[Box, Style]:
+    """Where nothing runs: lower than a box that something runs in, and round."""
+    x, y, w, h = box
+    high = min(14.0, h)
+    return (x, y + (h - high) / 2, w, high), {"rx": min(7.0, w / 3)}
 
 
 def _band(box: Box, begin: float, end: float) -> str:
@@ -161,8 +180,9 @@ class Sheet(Scene):
         changes the outline.
         """
         fill, style = cell_style(state, one)
-        style = {"rx": 2} | style | edge
-        self.rect(name, box, fill, tip, **style)
+        place, shape = _pill(box) if state in IDLE else (box, {"rx": 2})
+        style = shape | style | edge
+        self.rect(name, place, fill, tip, **style)
         if len(shared) > 1:
             for i, look in enumerate(shared):
                 points = _band(box, i / len(shared), (i + 1) / len(shared))

@@ -4,7 +4,7 @@ Knows places; what there is to say comes from `run`.
 """
 
 from collections.abc import Sequence
-from functools import cached_property, partial
+from functools import cached_property
 from typing import NamedTuple
 
 from tutorial_engine.viz.drawing.parts import (
@@ -12,6 +12,7 @@ from tutorial_engine.viz.drawing.parts import (
     CENTRE,
     DEAF,
     FAINT,
+    IDLE,
     KEY,
     MARGIN,
     RIGHT,
@@ -22,7 +23,7 @@ from tutorial_engine.viz.drawing.parts import (
     Style,
 )
 from tutorial_engine.viz.drawing.request_look import Box, Look, cut_to, look, name_in, text_width
-from tutorial_engine.viz.drawing.style import INK, PAPER, RULE
+from tutorial_engine.viz.drawing.style import INK, RULE
 from tutorial_engine.viz.run.scheduler_run import SchedulerRun
 from tutorial_engine.viz.words import counted, tokens
 
@@ -43,7 +44,7 @@ COLUMNS = {  # of the table: what -> the middle of its numbers
 }
 OUTCOME = 500.0
 LINE, SIZE = 24.0, 11.0  # a line of tokens, their letters
-PILL, OVER = "#e9edf0", "#D55E00"  # OVER: what a wrong rule runs beyond the budget
+OVER = "#D55E00"  # what a wrong rule runs beyond the budget
 ACTIVITIES = {  # kind -> in the key
     "arrives": "arrives",
     "waits": "waits",
@@ -196,7 +197,7 @@ class _StepSheet(Sheet):
         for kind, words in ACTIVITIES.items():
             if kind not in seen:
                 continue
-            marks[words] = partial(self._activity, kind=kind, one=one)
+            marks[words] = self.sample(kind, one)
         marks["first token"] = lambda name, box: self._dot(name, box[0] + 9, 44)
         self.legend(34 + text_width(note, KEY), 49, marks, gap=18)
 
@@ -235,7 +236,7 @@ class _StepSheet(Sheet):
         if share is None:
             if step == run.came(name) - 1:
                 tip = f"{name} arrives after step {step}"
-                self._activity(item, box, "arrives", self.looks[name], tip)
+                self.cell(item, box, "arrives", None, tip)
             return
         tip = f"step {step}: {name} {share.kind}"
         if share.num_tokens:
@@ -245,25 +246,11 @@ class _StepSheet(Sheet):
                 f"step {step}: {run.ran(name, step)}; positions {share.first_position} to {last}, "
                 f"slots {slots[0]} to {slots[-1]}"
             )
-        self._activity(item, box, share.kind, self.looks[name], tip)
-        if words := self.view.words(share.kind, share.num_tokens):
-            style = FAINT if share.kind == "waits" else {}
-            self.inside(f"{item}.n", box, words, self.view.size, **style)
+        words, look = self.view.words(share.kind, share.num_tokens), self.looks[name]
+        letters = FAINT if share.kind in IDLE else {}
+        self.cell(item, box, share.kind, look, tip, words, self.view.size, letters)
         if run.first_token(name) == step:
             self._dot(f"{item}.first", box[0] + box[2] - 2, box[1] + 1)
-
-    def _activity(self, name: str, box: Box, kind: str, one: Look, tip: str = "") -> None:
-        """The box of one kind of activity: readable without its colour."""
-        x, y, w, h = box
-        if kind in ("waits", "arrives"):
-            fill = PILL if kind == "waits" else PAPER
-            self.rect(name, (x, y + h / 2 - 6, w, 13), fill, tip, rx=5, stroke=RULE)
-        elif kind == "stalls":
-            self.cell(name, box, "known", one, tip, rx=3, stroke_dasharray="4 3")
-        elif kind == "preempted":
-            self.cell(name, box, "reserved", one, tip, rx=3, stroke=one.colour)
-        else:
-            self.cell(name, box, "solid" if kind == "decode" else "cached", one, tip, rx=3)
 
     def budget(self) -> None:
         """One cell per token that the step may run, filled by those that it does run."""
