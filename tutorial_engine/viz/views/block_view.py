@@ -111,7 +111,7 @@ class BlockView:
         for name, height in zip(here, heights, strict=True):
             self.tops[name] = y
             y += height + GAP
-        self.pool, self.in_line = self._pool(self.top + 18)
+        self.pool = self._pool(self.top + 18)
         self.queue = self.pool.y + self.pool.height(self.num_drawn) + 10
         self.floor = max(y, self.queue + self._queued()) + 14
 
@@ -143,16 +143,20 @@ class BlockView:
             f"this picture has room for up to {fit} each, of {self.run.block_size} tokens"
         )
 
-    def _pool(self, top: float) -> tuple[Grid, int]:
-        """Places of the physical blocks, with their words; slots side by side in each."""
-        blocks, size = self.num_drawn, self.run.block_size
+    @property
+    def in_line(self) -> int:
+        """Slots of a physical block side by side."""
+        size = self.run.block_size
+        return size if size <= 6 else -(-size // 2)
+
+    def _pool(self, top: float) -> Grid:
+        """Places of the physical blocks, with their words."""
+        blocks, lines = self.num_drawn, -(-self.run.block_size // self.in_line)
         columns = 5 if blocks <= 20 else 6 if blocks <= 40 else 8
         columns = 4 if blocks <= 16 and blocks % 5 else columns
-        in_line = size if size <= 6 else -(-size // 2)
-        tall = 18 + SLOT * -(-size // in_line) + 3 * TEXT + 3
-        gap = (GUTTER, GUTTER - 6)
+        tall, gap = 18 + SLOT * lines + 3 * TEXT + 3, (GUTTER, GUTTER - 6)
         wide = (WIDTH - self.left) / columns
-        return Grid(self.left, top, wide, tall + gap[1], columns, gap), in_line
+        return Grid(self.left, top, wide, tall + gap[1], columns, gap)
 
     def _queued(self) -> float:
         """Pixels that the queue of free blocks takes."""
@@ -429,7 +433,10 @@ class _Step(Sheet):
             "free": (self.sample("free"), not all(findable)),
             TOUCH: (lambda name, box: self.rect(name, box, **touched), bool(now.touched)),
         }
-        never = {"shared" if len(two) < 2 else "", "" if self.run.prefix_caching else KEPT}
+        caches = self.run.prefix_caching
+        never = {"" if caches else KEPT}
+        if len(two) < 2 or not (caches or self.run.forks):
+            never |= {"shared"}
         return {words: mark for words, mark in marks.items() if words not in never}
 
 
@@ -445,12 +452,12 @@ class SimpleBlockView(BlockView):
     logical, table = 252.0, 318.0
     letters, note = 11.5, 60
 
-    def _pool(self, top: float) -> tuple[Grid, int]:
+    def _pool(self, top: float) -> Grid:
         """Blocks below each other, in one column or two."""
         columns = 1 if self.run.num_blocks <= ONE_COLUMN else 2
         self.left = 560.0 if columns == 1 else 470.0
         wide, tall = (WIDTH - self.left) / columns, self.lines.height(1) + 5
-        return Grid(self.left, top, wide, tall, columns), 1
+        return Grid(self.left, top, wide, tall, columns)
 
     def _queued(self) -> float:
         return 0.0
@@ -533,10 +540,10 @@ class _SimpleStep(_Step):
         self.token(item, first.name, position, box, known=False, shared=shared)
 
     def _marks(self, kinds: set[str], has_steps: bool) -> dict[str, tuple[Mark, bool]]:
-        """Of the key: nothing marks a block that is touched, and only forks share here."""
+        """Of the key: nothing marks a block that is touched."""
         marks = super()._marks(kinds, has_steps)
         del marks[TOUCH]
-        return marks if self.run.forks else {w: m for w, m in marks.items() if w != "shared"}
+        return marks
 
 
 def free_lines(free: Sequence[int]) -> list[str]:
