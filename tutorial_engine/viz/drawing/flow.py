@@ -14,8 +14,9 @@ from collections.abc import Callable, Sequence
 from itertools import chain, repeat, zip_longest
 from typing import Any, NamedTuple
 
+from tutorial_engine.viz.drawing.letters import cut_to, text_width, wrapped
 from tutorial_engine.viz.drawing.parts import BOLD, MARGIN, Sheet
-from tutorial_engine.viz.drawing.request_look import Look, chip, cut_to, text_width
+from tutorial_engine.viz.drawing.request_look import Look, chip
 from tutorial_engine.viz.drawing.style import RULE
 
 PHONE = 430.0  # pixels of a picture across a screen of 390: letters of 11 are 9 high there
@@ -45,13 +46,10 @@ def words(
     said: str, size: float = 12, room: float = math.inf, most: int = 1, **style: Any
 ) -> Piece:
     """Text in up to `most` lines of so many pixels, then cut."""
-    bold, lines = style.get("font_weight") == "bold", [""]
-    for word in said.split() if most > 1 else [said]:
-        longer = f"{lines[-1]} {word}".strip()
-        if lines[-1] and len(lines) < most and text_width(longer, size, bold) > room:
-            lines.append(word)
-        else:
-            lines[-1] = longer
+    bold = style.get("font_weight") == "bold"
+    lines = (most > 1 and wrapped(said, room, size, bold)) or [said]
+    if len(lines) > most:
+        lines[most - 1 :] = [" ".join(lines[most - 1 :])]
     lines = [cut_to(line, room, size, bold, keep=True) for line in lines]
     pitch = round(1.4 * size)
 

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import Literal, NamedTuple
 
+from tutorial_engine.viz.drawing.letters import cut_to, text_width
 from tutorial_engine.viz.drawing.parts import (
     CENTRE,
     DEAF,
@@ -20,13 +21,7 @@ from tutorial_engine.viz.drawing.parts import (
     Sheet,
     Style,
 )
-from tutorial_engine.viz.drawing.request_look import (
-    chip,
-    cut_to,
-    look,
-    nice_step,
-    text_width,
-)
+from tutorial_engine.viz.drawing.request_look import chip, look, nice_step
 from tutorial_engine.viz.drawing.style import INK, PAPER, RULE
 from tutorial_engine.viz.run.run import Life, Run, Share
 

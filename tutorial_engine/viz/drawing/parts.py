@@ -12,7 +12,8 @@ from typing import Any
 import matplotlib
 from matplotlib.colors import to_hex
 
-from tutorial_engine.viz.drawing.request_look import Box, Look, cut_to, text_width, tint
+from tutorial_engine.viz.drawing.letters import cut_to, text_width
+from tutorial_engine.viz.drawing.request_look import Box, Look, tint
 from tutorial_engine.viz.drawing.scene import HATCHED, Scene
 from tutorial_engine.viz.drawing.style import INK, MAGNITUDE, PAPER, QUIET, RULE
 

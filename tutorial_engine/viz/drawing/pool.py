@@ -8,6 +8,7 @@ from itertools import groupby
 from typing import Any
 
 from tutorial_engine.trace.pool import Pool, PoolHistory, PoolSnapshot
+from tutorial_engine.viz.drawing.letters import cut_to, text_width
 from tutorial_engine.viz.drawing.parts import (
     BOLD,
     CENTRE,
@@ -22,15 +23,7 @@ from tutorial_engine.viz.drawing.parts import (
     Style,
     legend_width,
 )
-from tutorial_engine.viz.drawing.request_look import (
-    Look,
-    cut_to,
-    hatch_path,
-    look,
-    patch,
-    text_width,
-    tint,
-)
+from tutorial_engine.viz.drawing.request_look import Look, hatch_path, look, patch, tint
 from tutorial_engine.viz.drawing.style import INK, QUIET
 from tutorial_engine.viz.words import counted
 

@@ -1,23 +1,15 @@
 """One request = one colour, one hatch and its name, in every picture.
 
-Knows colours, hatches and how wide words are; knows no engine.
+Knows colours and hatches; knows no engine.
 """
 
-from functools import cache, lru_cache
-from pathlib import Path
 from typing import Any, NamedTuple
-from unicodedata import east_asian_width
-
-import matplotlib
-from PIL import ImageFont
 
 from tutorial_engine.viz.drawing.scene import Scene
 from tutorial_engine.viz.drawing.style import BLUE, GREEN, INK, ORANGE, PINK, RED, SKY
-from tutorial_engine.viz.tokens import visible, written
 
 COLOURS = (BLUE, ORANGE, GREEN, PINK, SKY, RED)
 HATCHES = ("plain", "/", "\\", "-", "|", "x")
-UNITS = 2048  # of the font in an em: at this size its widths are whole, the same everywhere
 GAP = 5.0  # pixels between two lines of a hatch
 Box = tuple[float, float, float, float]  # x, y, width, height
 
@@ -87,40 +79,6 @@ def chip(scene: Scene, name: str, x: float, middle: float, words: str, one: Look
     """The legend of a request, left of its row: a swatch in its look, and its name."""
     patch(scene, f"{name}.swatch", (x, middle - 7, 14, 14), one)
     scene.text(f"{name}.name", x + 20, middle + 4.5, words, 13, font_weight="bold", fill=INK)
-
-
-@cache
-def _font(bold: bool) -> ImageFont.FreeTypeFont:
-    file = "DejaVuSans-Bold.ttf" if bold else "DejaVuSans.ttf"
-    path = Path(matplotlib.get_data_path()) / "fonts" / "ttf" / file
-    return ImageFont.truetype(path, UNITS, layout_engine=ImageFont.Layout.BASIC)
-
-
-@lru_cache(4096)  # a slider shows most of the words again
-def text_width(words: str, size: float, bold: bool = False) -> float:
-    """Pixels that the words take at that font size; the font has no CJK: these take an em each."""
-    wide = "" if words.isascii() else "".join(c for c in words if east_asian_width(c) in "WF")
-    plain = words.translate(dict.fromkeys(map(ord, wide))) if wide else words
-    return _font(bold).getlength(plain) * size / UNITS + size * len(wide)
-
-
-def cut_to(words: str, width: float, size: float, bold: bool = False, keep: bool = False) -> str:
-    """Words as a picture shows them, shortened with … to at most so many pixels.
-
-    Blanks and line breaks are made visible, unless they are to be kept.
-    """
-    words = written(words) if keep else visible(words)
-    if text_width(words, size, bold) <= width:
-        return words
-    while words and text_width(words + "…", size, bold) > width:
-        words = words[:-1]
-    return words + "…"
-
-
-def name_in(room: float, name: str, size: float) -> tuple[str, float]:
-    """A request's name in so many pixels, and the size of its letters: smaller, then cut."""
-    size = size if text_width(name, size, bold=True) <= room else min(size, 9.0)
-    return cut_to(name, room, size, bold=True, keep=True), size
 
 
 def nice_step(most: float, parts: int) -> float:

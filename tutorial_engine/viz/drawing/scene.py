@@ -5,7 +5,6 @@ scenes of one view can be compared item by item.
 """
 
 import math
-import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -15,6 +14,7 @@ from typing import NamedTuple
 import matplotlib
 import resvg_py
 
+from tutorial_engine.viz.drawing.letters import wrapped
 from tutorial_engine.viz.drawing.picture import Picture, small_png
 from tutorial_engine.viz.drawing.style import FONT, INK, PAPER, QUIET, RULE
 from tutorial_engine.viz.tokens import escape, written
@@ -116,7 +116,7 @@ class Scene:
         Where the picture has the caption's numbers as words, `shown` is written in its place.
         """
         caption = written(caption)
-        lines = textwrap.wrap(shown or caption, int(self.width / 7.3))
+        lines = wrapped(shown or caption, self.width - 16, 13)
         still = Scene(self.width, self.height + 20 * len(lines) + 8, self.tip_at, "")
         still.items = dict(self.items)
         for i, line in enumerate(lines):

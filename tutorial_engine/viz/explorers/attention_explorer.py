@@ -22,6 +22,7 @@ from tutorial_engine.viz.drawing.flow import (
     table,
     words,
 )
+from tutorial_engine.viz.drawing.letters import cut_to
 from tutorial_engine.viz.drawing.parts import (
     BOLD,
     DEAF,
@@ -34,7 +35,6 @@ from tutorial_engine.viz.drawing.parts import (
     Style,
     shade,
 )
-from tutorial_engine.viz.drawing.request_look import cut_to
 from tutorial_engine.viz.drawing.scene import Scene
 from tutorial_engine.viz.drawing.style import BLUE, GREEN, INK, PAPER, QUIET, RED, RULE
 from tutorial_engine.viz.explorers.explorer import Explorer, button, number, text

@@ -21,8 +21,9 @@ from tutorial_engine.viz.drawing.flow import (
     who,
     words,
 )
+from tutorial_engine.viz.drawing.letters import cut_to, text_width
 from tutorial_engine.viz.drawing.parts import BOLD, FAINT, GREY, MARGIN, WIDTH, Sheet
-from tutorial_engine.viz.drawing.request_look import cut_to, look, text_width
+from tutorial_engine.viz.drawing.request_look import look
 from tutorial_engine.viz.drawing.scene import Scene
 from tutorial_engine.viz.drawing.style import BLUE, RED
 from tutorial_engine.viz.explorers.explorer import Explorer, number, text

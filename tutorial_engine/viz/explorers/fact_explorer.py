@@ -13,8 +13,8 @@ from torch import Tensor
 
 from tutorial_engine.lab.two_texts import TwoTexts
 from tutorial_engine.model.decoder import CausalLM
+from tutorial_engine.viz.drawing.letters import cut_to
 from tutorial_engine.viz.drawing.parts import BOLD, MARGIN, RIGHT, Sheet
-from tutorial_engine.viz.drawing.request_look import cut_to
 from tutorial_engine.viz.drawing.scene import Scene
 from tutorial_engine.viz.explorers.explorer import Explorer, choice, text
 from tutorial_engine.viz.tokens import token_names

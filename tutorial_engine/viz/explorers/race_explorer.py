@@ -7,9 +7,10 @@ from collections.abc import Mapping
 
 from tutorial_engine.trace.events import Trace
 from tutorial_engine.trace.pool import PoolHistory, PoolSnapshot
+from tutorial_engine.viz.drawing.letters import cut_to
 from tutorial_engine.viz.drawing.parts import BOLD, MARGIN, RIGHT, TRACK, WIDTH, Sheet
 from tutorial_engine.viz.drawing.pool import draw_key, draw_pool, looks_of, strip_height
-from tutorial_engine.viz.drawing.request_look import chip, cut_to, nice_step, patch
+from tutorial_engine.viz.drawing.request_look import chip, nice_step, patch
 from tutorial_engine.viz.drawing.scene import Scene
 from tutorial_engine.viz.explorers.explorer import Explorer
 from tutorial_engine.viz.run.run import Run

@@ -36,8 +36,8 @@ from tutorial_engine.viz.drawing.flow import (
     table,
     words,
 )
+from tutorial_engine.viz.drawing.letters import cut_to, text_width
 from tutorial_engine.viz.drawing.parts import BOLD, DEAF, FAINT, MARGIN, THICK, TRACK, Sheet, Style
-from tutorial_engine.viz.drawing.request_look import cut_to, text_width
 from tutorial_engine.viz.drawing.scene import Scene
 from tutorial_engine.viz.drawing.style import BLUE, INK, PAPER, QUIET, RULE
 from tutorial_engine.viz.explorers.explorer import Explorer, button, decimal, number, slider, text

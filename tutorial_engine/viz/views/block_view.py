@@ -4,17 +4,18 @@ Two of them: all that there is to know of a block, and a simple one for the firs
 is laid out where; what there is to say comes from `run`.
 """
 
-import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 
 from tutorial_engine.trace.events import BlockCopied, Trace
+from tutorial_engine.viz.drawing.letters import cut_to, name_in, text_width, wrapped
 from tutorial_engine.viz.drawing.parts import (
     BOLD,
     DEAF,
     FAINT,
     GREY,
+    KEY,
     MARGIN,
     RIGHT,
     WIDTH,
@@ -24,7 +25,7 @@ from tutorial_engine.viz.drawing.parts import (
     Style,
 )
 from tutorial_engine.viz.drawing.picture import Picture
-from tutorial_engine.viz.drawing.request_look import Box, Look, cut_to, look, name_in, text_width
+from tutorial_engine.viz.drawing.request_look import Box, Look, look
 from tutorial_engine.viz.drawing.style import INK, PAPER, QUIET, RULE
 from tutorial_engine.viz.run.block_run import DIGITS, BlockRun, Owner, without_hashes
 from tutorial_engine.viz.tokens import visible
@@ -88,7 +89,7 @@ class BlockView:
     logical, table, left = 304.0, 372.0, 500.0  # width of logical blocks; table and pool begin
     handy, tallest = HANDY, TALLEST  # pixels of all logical blocks
     apart = False  # is each block of a request in a line of its own?
-    letters, note = SMALL, 70  # of tokens; how many in a line beside a request
+    letters = SMALL  # of tokens
 
     def __init__(
         self, run: BlockRun, steps: Sequence[int] | None = None, num_drawn: int | None = None
@@ -102,7 +103,8 @@ class BlockView:
             if any(run.is_shown(name, step) for step in shown)
         }
         self._check(len(here))
-        self.facts = {step: textwrap.wrap("; ".join(run.blocks[step].facts), 142) for step in shown}
+        facts = {step: "; ".join(run.blocks[step].facts) for step in shown}
+        self.facts = {step: wrapped(said, WIDTH - 2 * MARGIN, 12) for step, said in facts.items()}
         self.top = 56.0 + 16 * max(1, *(len(lines) for lines in self.facts.values()))
         noted = {name for step in shown for name in run.blocks[step].state.waiting}
         self.lines, heights = self._choose_lines(here, noted)
@@ -160,7 +162,7 @@ class BlockView:
 
     def _queued(self) -> float:
         """Pixels that the queue of free blocks takes."""
-        return 15.0 * len(free_lines(range(self.run.num_blocks)))
+        return 15.0 * len(free_lines(range(self.run.num_blocks), WIDTH - self.left - MARGIN))
 
     def slots(self, block: int) -> Grid:
         """Places of the slots of a physical block."""
@@ -219,7 +221,7 @@ class _Step(Sheet):
             self.note("chain", WIDTH - MARGIN, self.view.top, chain, **RIGHT)
         for i, event in enumerate(self.now.copies):
             self.copy(i, event)
-        for i, line in enumerate(free_lines(self.now.free)):
+        for i, line in enumerate(free_lines(self.now.free, WIDTH - self.view.left - MARGIN)):
             self.text(f"free.{i}", self.view.left, self.view.queue + 15 * i, line, 11)
 
     def _said(self, tip: str) -> str:
@@ -259,7 +261,8 @@ class _Step(Sheet):
                 self.token(f"token.{position}.{name}", name, position, tokens.box(offset))
             self.entry(name, one, index, block, entries.box(index))
         if not table:
-            said = textwrap.wrap(self.run.why_idle(self.step, name), self.view.note)
+            room = self.view.left - LEFT - 12
+            said = wrapped(self.run.why_idle(self.step, name), room, KEY)
             for i, line in enumerate(said):
                 self.note(f"note.{name}" + f".{i}" * bool(i), LEFT, top + 15 + 14 * i, line)
         elif name in self.now.state.waiting:
@@ -450,7 +453,7 @@ class SimpleBlockView(BlockView):
     most = (16, SIMPLE_BLOCKS, 16)
     layouts, handy, tallest, apart = SIMPLE, TALLEST, 840.0, True
     logical, table = 252.0, 318.0
-    letters, note = 11.5, 60
+    letters = 11.5
 
     def _pool(self, top: float) -> Grid:
         """Blocks below each other, in one column or two."""
@@ -546,10 +549,10 @@ class _SimpleStep(_Step):
         return marks
 
 
-def free_lines(free: Sequence[int]) -> list[str]:
+def free_lines(free: Sequence[int], room: float) -> list[str]:
     """The order in which free blocks are taken, in lines that fit below the pool."""
     queue = ", ".join(map(str, free)) or "none: who needs one must wait, or somebody gives way"
-    return textwrap.wrap(f"free blocks, in the order in which they go: {queue}", 76)
+    return wrapped(f"free blocks, in the order in which they go: {queue}", room, 11)
 
 
 def shortened(touched: Sequence[str]) -> list[str]:

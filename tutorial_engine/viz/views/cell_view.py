@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
+from tutorial_engine.viz.drawing.letters import cut_to, text_width
 from tutorial_engine.viz.drawing.parts import (
     BOLD,
     CENTRE,
@@ -24,7 +25,7 @@ from tutorial_engine.viz.drawing.parts import (
     part_of,
     shade,
 )
-from tutorial_engine.viz.drawing.request_look import Box, cut_to, hatch_path, look, text_width, tint
+from tutorial_engine.viz.drawing.request_look import Box, hatch_path, look, tint
 from tutorial_engine.viz.drawing.scene import HATCHED
 from tutorial_engine.viz.drawing.style import INK, PAPER, QUIET, RULE
 from tutorial_engine.viz.run.cell_steps import CellRow, CellsSnapshot, Changes

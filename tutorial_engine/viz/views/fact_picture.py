@@ -15,6 +15,7 @@ from torch import Tensor
 
 from tutorial_engine.lab.two_texts import TwoTexts
 from tutorial_engine.viz.drawing.flow import words
+from tutorial_engine.viz.drawing.letters import cut_to, text_width
 from tutorial_engine.viz.drawing.parts import (
     BOLD,
     CENTRE,
@@ -29,7 +30,7 @@ from tutorial_engine.viz.drawing.parts import (
     shade,
 )
 from tutorial_engine.viz.drawing.picture import Picture
-from tutorial_engine.viz.drawing.request_look import Box, cut_to, look, text_width
+from tutorial_engine.viz.drawing.request_look import Box, look
 from tutorial_engine.viz.drawing.style import INK, PAPER
 from tutorial_engine.viz.tokens import SPACE, token_labels, token_names
 from tutorial_engine.viz.words import counted, listed

@@ -11,9 +11,10 @@ from torch import Tensor
 
 from tutorial_engine.model.attention import causal_mask
 from tutorial_engine.model.batch import Batch
+from tutorial_engine.viz.drawing.letters import cut_to, text_width
 from tutorial_engine.viz.drawing.parts import BOLD, CENTRE, KEY, RIGHT, Sheet, Style
 from tutorial_engine.viz.drawing.picture import Picture
-from tutorial_engine.viz.drawing.request_look import Look, chip, cut_to, look, patch, text_width
+from tutorial_engine.viz.drawing.request_look import Look, chip, look, patch
 from tutorial_engine.viz.drawing.scene import HATCHED
 from tutorial_engine.viz.drawing.style import INK, PAPER, QUIET, RULE
 from tutorial_engine.viz.words import counted, tokens

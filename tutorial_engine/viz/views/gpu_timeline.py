@@ -7,9 +7,9 @@ so none is drawn.
 from collections.abc import Sequence
 
 from tutorial_engine.lab.on_gpu import GpuStep
+from tutorial_engine.viz.drawing.letters import text_width
 from tutorial_engine.viz.drawing.parts import BOLD, CENTRE, DEAF, KEY, RIGHT, Sheet, Style
 from tutorial_engine.viz.drawing.picture import Picture
-from tutorial_engine.viz.drawing.request_look import text_width
 from tutorial_engine.viz.drawing.scene import HATCHED
 from tutorial_engine.viz.drawing.style import BLUE, GREEN, INK, PAPER, QUIET, RED, RULE
 

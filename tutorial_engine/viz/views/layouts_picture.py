@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from tutorial_engine.lab.layouts import AXES, ORDERS, KVLayout, runs
+from tutorial_engine.viz.drawing.letters import text_width
 from tutorial_engine.viz.drawing.parts import (
     BOLD,
     CENTRE,
@@ -24,7 +25,7 @@ from tutorial_engine.viz.drawing.parts import (
     Style,
 )
 from tutorial_engine.viz.drawing.picture import Picture
-from tutorial_engine.viz.drawing.request_look import COLOURS, Box, Look, text_width, tint
+from tutorial_engine.viz.drawing.request_look import COLOURS, Box, Look, tint
 from tutorial_engine.viz.drawing.style import PAPER, QUIET, RED
 from tutorial_engine.viz.words import counted
 

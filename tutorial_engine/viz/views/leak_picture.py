@@ -16,9 +16,10 @@ from tutorial_engine.model.decoder import CausalLM
 from tutorial_engine.sampling.params import SamplingParams
 from tutorial_engine.trace.events import Admitted, Scheduled
 from tutorial_engine.viz.drawing.flow import words
+from tutorial_engine.viz.drawing.letters import cut_to
 from tutorial_engine.viz.drawing.parts import BOLD, MARGIN, WIDTH, Sheet
 from tutorial_engine.viz.drawing.picture import Picture
-from tutorial_engine.viz.drawing.request_look import chip, cut_to, look
+from tutorial_engine.viz.drawing.request_look import chip, look
 from tutorial_engine.viz.drawing.style import RED, RULE
 from tutorial_engine.viz.tokens import token_labels
 from tutorial_engine.viz.words import counted, listed, numbered

@@ -10,17 +10,10 @@ from typing import NamedTuple
 
 from tutorial_engine.trace.events import Admitted, Finished, Preempted, Trace
 from tutorial_engine.viz.drawing.lanes import TEXT, Axis, ruler
+from tutorial_engine.viz.drawing.letters import cut_to, text_width
 from tutorial_engine.viz.drawing.parts import BOLD, DEAF, GREY, RIGHT, Mark, Sheet, Style
 from tutorial_engine.viz.drawing.picture import Picture
-from tutorial_engine.viz.drawing.request_look import (
-    Box,
-    Look,
-    cut_to,
-    hatch_path,
-    look,
-    text_width,
-    tint,
-)
+from tutorial_engine.viz.drawing.request_look import Box, Look, hatch_path, look, tint
 from tutorial_engine.viz.drawing.style import INK, PAPER, QUIET, RULE
 from tutorial_engine.viz.run.run import Run
 from tutorial_engine.viz.views.timeline import limits

@@ -6,9 +6,10 @@ Drawn from the report of a run: its sizes, its bytes, its count of all-reduces.
 from itertools import pairwise
 
 from tutorial_engine.parallel.report import ParallelReport
+from tutorial_engine.viz.drawing.letters import text_width
 from tutorial_engine.viz.drawing.parts import BOLD, CENTRE, DEAF, KEY, RIGHT, Sheet, Style
 from tutorial_engine.viz.drawing.picture import Picture
-from tutorial_engine.viz.drawing.request_look import Box, Look, chip, look, patch, text_width
+from tutorial_engine.viz.drawing.request_look import Box, Look, chip, look, patch
 from tutorial_engine.viz.drawing.style import INK, PAPER, QUIET, RULE
 from tutorial_engine.viz.words import counted, si
 

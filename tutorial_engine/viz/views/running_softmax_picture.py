@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 
 from tutorial_engine.viz.drawing.flow import Piece, column, panel, row, show, table, words
+from tutorial_engine.viz.drawing.letters import cut_to
 from tutorial_engine.viz.drawing.parts import (
     BOLD,
     FAINT,
@@ -18,7 +19,7 @@ from tutorial_engine.viz.drawing.parts import (
     shade,
 )
 from tutorial_engine.viz.drawing.picture import Picture
-from tutorial_engine.viz.drawing.request_look import cut_to, look
+from tutorial_engine.viz.drawing.request_look import look
 from tutorial_engine.viz.drawing.scene import Frame
 from tutorial_engine.viz.run.record_softmax import RecordedSoftmax, SoftmaxStep, largest_difference
 from tutorial_engine.viz.words import counted

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import NamedTuple
 
+from tutorial_engine.viz.drawing.letters import cut_to, name_in, text_width
 from tutorial_engine.viz.drawing.parts import (
     BOLD,
     CENTRE,
@@ -22,7 +23,7 @@ from tutorial_engine.viz.drawing.parts import (
     Sheet,
     Style,
 )
-from tutorial_engine.viz.drawing.request_look import Box, Look, cut_to, look, name_in, text_width
+from tutorial_engine.viz.drawing.request_look import Box, Look, look
 from tutorial_engine.viz.drawing.style import INK, RULE
 from tutorial_engine.viz.run.scheduler_run import SchedulerRun
 from tutorial_engine.viz.words import counted, tokens

@@ -4,19 +4,19 @@ The caption is computed from the same numbers that are drawn; those of a virtual
 same on every machine.
 """
 
-import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from matplotlib.axes import Axes
 
 from tutorial_engine.viz.drawing.charts import ROUND, dial_axis, line_look, lines_across, panels
+from tutorial_engine.viz.drawing.letters import wrapped
 from tutorial_engine.viz.drawing.picture import Picture
-from tutorial_engine.viz.drawing.style import RULE, finish, house_style
+from tutorial_engine.viz.drawing.style import DPI, RULE, finish, house_style
 from tutorial_engine.viz.words import digits, listed
 
 Line = Sequence[float | None]
-LABEL = 46  # letters of an axis' name in a line
+LABEL = 370.0  # pixels of an axis' name in a line
 
 
 @house_style()
@@ -50,7 +50,7 @@ def sweep(
             look = line_look(i) | ({"drawstyle": "steps-pre", "markersize": 4} if steps else {})
             ax.plot(*zip(*pairs, strict=True), label=name, linewidth=2, **look)
         dial_axis(ax, x, 8, xlabel)
-        ax.set_xlabel(textwrap.fill(ax.get_xlabel(), LABEL))
+        ax.set_xlabel("\n".join(wrapped(ax.get_xlabel(), LABEL, 10 * DPI / 72)))
         most = max(value for pairs in named.values() for _, value in pairs)
         ax.set(title=panel, ylabel=ylabel, ylim=(0, 1.12 * most or 1))
         ax.yaxis.set_major_formatter(ROUND)

@@ -18,9 +18,10 @@ from tutorial_engine.viz.drawing.lanes import (
     ruler,
     time_marks,
 )
+from tutorial_engine.viz.drawing.letters import cut_to, text_width
 from tutorial_engine.viz.drawing.parts import BOLD, CENTRE, Sheet, Style
 from tutorial_engine.viz.drawing.picture import Picture
-from tutorial_engine.viz.drawing.request_look import cut_to, look, patch, text_width
+from tutorial_engine.viz.drawing.request_look import look, patch
 from tutorial_engine.viz.drawing.style import INK, PAPER, QUIET
 from tutorial_engine.viz.run.run import Life, Run
 from tutorial_engine.viz.tokens import cut_label, written

@@ -14,9 +14,10 @@ from torch import Tensor
 from tutorial_engine.model.attention import NaiveAttention
 from tutorial_engine.model.batch import Batch
 from tutorial_engine.model.decoder import CausalLM
+from tutorial_engine.viz.drawing.letters import cut_to
 from tutorial_engine.viz.drawing.parts import BOLD, RIGHT, Sheet, Style
 from tutorial_engine.viz.drawing.picture import Picture
-from tutorial_engine.viz.drawing.request_look import Box, cut_to, tint
+from tutorial_engine.viz.drawing.request_look import Box, tint
 from tutorial_engine.viz.drawing.style import BLUE, GREEN, PAPER, QUIET, RED, RULE
 from tutorial_engine.viz.run.attention_weights import look_inside
 from tutorial_engine.viz.tokens import cut_label, token_names
