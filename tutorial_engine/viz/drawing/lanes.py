@@ -152,9 +152,11 @@ def draw_lanes(
     `looks[r]` is the place that gives row r its colour: r, unless told.
     """
     for r, life in enumerate(run.lives):
-        one = look(r if looks is None else looks[r])
+        colours = look(r if looks is None else looks[r])
         name, y = f"{prefix}{r}", top + r * tall
-        chip(scene, f"who.{name}", 10, y + tall / 2, cut_to(life.request_id, NAME, 13, True), one)
+        chip(
+            scene, f"who.{name}", 10, y + tall / 2, cut_to(life.request_id, NAME, 13, True), colours
+        )
         for kind, x0, x1 in _idle(life, run, axis):
             word = kind if text_width(kind, TEXT) + 10 <= x1 - x0 else ""
             side = min(2.0, (x1 - x0) / 8)
@@ -169,7 +171,9 @@ def draw_lanes(
                 box = ((x0 + x1 - wide) / 2, y + high, wide, tall - 2 * high)
                 words = _said(share, style.words[share.kind])
                 edge: Style = {"rx": min(4.0, wide / 4), "stroke_width": style.edge}
-                scene.cell(f"box.{name}.{number}", box, share.kind, one, tip, words, TEXT, **edge)
+                scene.cell(
+                    f"box.{name}.{number}", box, share.kind, colours, tip, words, TEXT, **edge
+                )
                 if share.kind == "preempted" and not style.is_hatched:
                     _cross(scene, f"cross.{name}.{number}", (x0 + x1) / 2, y + tall / 2)
         if life.ending:
@@ -197,7 +201,7 @@ def _idle(life: Life, run: Run, axis: Axis) -> list[tuple[str, float, float]]:
         begins, first = axis.at(life.arrival), life.first_scheduled
         over = run.end if life.finished is None else life.finished
         ends = axis.at(over if first is None else first)
-        found = [one for one in found if one[0] == "stalls" or one[1] >= ends]
+        found = [stretch for stretch in found if stretch[0] == "stalls" or stretch[1] >= ends]
         if ends - begins > 0.5:
             found.append(("waits", begins, ends))
     return found
@@ -206,8 +210,10 @@ def _idle(life: Life, run: Run, axis: Axis) -> list[tuple[str, float, float]]:
 def _cross(scene: Sheet, name: str, x: float, y: float) -> None:
     """Marks a box that is too narrow to show its hatching."""
     d = f"M{x - 3:.1f} {y - 3:.1f}l6 6m0 -6l-6 6"
-    for part, ink, wide in (("halo", PAPER, 4.0), ("line", INK, 1.6)):
-        scene.add(f"{name}.{part}", "path", d=d, fill="none", stroke=ink, stroke_width=wide, **DEAF)
+    for stroke, ink, wide in (("halo", PAPER, 4.0), ("line", INK, 1.6)):
+        scene.add(
+            f"{name}.{stroke}", "path", d=d, fill="none", stroke=ink, stroke_width=wide, **DEAF
+        )
 
 
 def lane_legend(

@@ -74,7 +74,7 @@ def legend_width(words: Sequence[str], wide: float = 18, gap: float = 16) -> flo
 # -- colours --------------------------------------------------------------------------------------
 
 
-def cell_style(state: str, one: Look | None = None) -> tuple[str, Style]:
+def cell_style(state: str, look: Look | None = None) -> tuple[str, Style]:
     """Fill and edge of a cell. It reads without its colour, which is that of a request.
 
     "free" and "gone": nobody's. "reserved": a slot without K and V. "cached": they are there,
@@ -84,18 +84,18 @@ def cell_style(state: str, one: Look | None = None) -> tuple[str, Style]:
     """
     if state in IDLE:
         return IDLE[state]
-    if one is None or state in ("free", "gone", "reserved"):
+    if look is None or state in ("free", "gone", "reserved"):
         return (HATCHED if state == "reserved" else PAPER), {"stroke": RULE}
-    edge: Style = {"stroke": one.colour}
+    edge: Style = {"stroke": look.colour}
     return {
-        "prefill": (one.light, edge),
-        "decode": (one.dark, edge),
-        "recompute": (one.light, edge | {"stroke_dasharray": "4 2"}),
+        "prefill": (look.light, edge),
+        "decode": (look.dark, edge),
+        "recompute": (look.light, edge | {"stroke_dasharray": "4 2"}),
         "preempted": (HATCHED, edge),
-        "cached": (one.light, edge),
-        "kept": (tint(one.colour, 0.14), {"stroke": tint(one.colour, 0.5)}),
-        "solid": (one.dark, edge),
-        "written": (one.dark, THICK),
+        "cached": (look.light, edge),
+        "kept": (tint(look.colour, 0.14), {"stroke": tint(look.colour, 0.5)}),
+        "solid": (look.dark, edge),
+        "written": (look.dark, THICK),
         "known": (PAPER, edge | {"stroke_dasharray": "3 3"}),
         "sampled": (PAPER, {"stroke": INK, "stroke_width": 1.8, "stroke_dasharray": "4 2"}),
     }[state]
@@ -107,9 +107,9 @@ def _shade(level: int) -> str:
     return to_hex(matplotlib.colormaps[MAGNITUDE](level))
 
 
-def shade(part: float) -> str:
+def shade(share: float) -> str:
     """The colour of a magnitude: 0 is the least, 1 the most."""
-    return _shade(min(max(int(256 * part), 0), 255))
+    return _shade(min(max(int(256 * share), 0), 255))
 
 
 def part_of(value: float, ends: tuple[float, float]) -> float:
@@ -166,7 +166,7 @@ class Sheet(Scene):
         name: str,
         box: Box,
         state: str,
-        one: Look | None = None,
+        look: Look | None = None,
         tip: str = "",
         word: str = "",
         size: float = KEY,
@@ -180,14 +180,14 @@ class Sheet(Scene):
         several have it, `shared` has all their looks: a band each, along the diagonal. `edge`
         changes the outline.
         """
-        fill, style = cell_style(state, one)
+        fill, style = cell_style(state, look)
         place, shape = _pill(box) if state in IDLE else (box, {"rx": 2})
         style = shape | style | edge
         self.rect(name, place, fill, tip, **style)
         if len(shared) > 1:
-            for i, look in enumerate(shared):
+            for i, holder in enumerate(shared):
                 points = _band(box, i / len(shared), (i + 1) / len(shared))
-                fill = cell_style(state, look)[0]
+                fill = cell_style(state, holder)[0]
                 self.add(f"{name}.shared.{i}", "polygon", points=points, fill=fill, **DEAF)
             self.rect(f"{name}.shared", box, "none", **(style | DEAF))
         if word:
@@ -201,11 +201,11 @@ class Sheet(Scene):
         around = (x - more, y - more, w + 2 * more, h + 2 * more)
         self.rect(name, around, "none", **(THICK | style), **DEAF)
 
-    def bar(self, name: str, box: Box, part: float, fill: str, tip: str = "") -> None:
+    def bar(self, name: str, box: Box, share: float, fill: str, tip: str = "") -> None:
         """A part of a whole, from the left, on its track `name`.track."""
         x, y, w, h = box
         self.rect(f"{name}.track", box, TRACK, tip)
-        self.rect(name, (x, y, max(w * part, 0.5), h), fill, **DEAF)
+        self.rect(name, (x, y, max(w * share, 0.5), h), fill, **DEAF)
 
     def colour_scale(self, name: str, box: Box, parts: int = 11) -> None:
         """The magnitudes' colours from the least to the most, side by side."""
@@ -214,9 +214,9 @@ class Sheet(Scene):
             box = (x + w * i / parts, y, w / parts, h)
             self.rect(f"{name}.{i}", box, shade(i / (parts - 1)), **SHADE)
 
-    def sample(self, state: str, one: Look | None = None, **edge: Any) -> Mark:
+    def sample(self, state: str, look: Look | None = None, **edge: Any) -> Mark:
         """A cell of that state for a legend."""
-        return lambda name, box: self.cell(name, box, state, one, **edge)
+        return lambda name, box: self.cell(name, box, state, look, **edge)
 
     def legend(
         self,
@@ -255,10 +255,10 @@ class Sheet(Scene):
         wide, half = 5 + 1.5 * width, 1.5 + 1.5 * width
         ends = [*points[:-1], (x - wide * dx / 2, y - wide * dy / 2)]  # inside the head
         line = "M" + "L".join(f"{a:.1f} {b:.1f}" for a, b in ends)
-        for part, colour, thick in (("halo", PAPER, width + 1.9), ("line", ink, width)):
+        for stroke, colour, thick in (("halo", PAPER, width + 1.9), ("line", ink, width)):
             style: Style = {"fill": "none", "stroke": colour, "stroke_width": thick}
-            style |= line_style if part == "line" else {}
-            self.add(f"{name}.{part}", "path", d=line, **style, **DEAF)
+            style |= line_style if stroke == "line" else {}
+            self.add(f"{name}.{stroke}", "path", d=line, **style, **DEAF)
         corners = ((x - wide * dx + s * half * dy, y - wide * dy - s * half * dx) for s in (1, -1))
         head = f"M{x:.1f} {y:.1f}" + "".join(f"L{a:.1f} {b:.1f}" for a, b in corners) + "z"
         self.add(f"{name}.head", "path", d=head, fill=ink, stroke=PAPER, **DEAF)

@@ -151,7 +151,7 @@ def _slot(
         tip = f"{place}: reserved for {' and '.join(who)}, no token"
         sheet.cell(name, box, "reserved", None, tip, **THIN, stroke=looks[who[0]].light)
     else:
-        parts = [f"token {position} of {own}" for own, position in now.tokens[slot].items()]
+        parts = [f"token {position} of {holder}" for holder, position in now.tokens[slot].items()]
         tip = f"{place}: K and V of {' = '.join(parts)}" + ", written now" * (slot in now.new)
         owners = [looks[each] for each in who[:2]]
         sheet.cell(name, box, "solid", owners[0], tip, shared=owners, **THIN)
@@ -164,9 +164,9 @@ def _hatch(
     used, who, _ = _whose(now, run[0])
     if not used or len(who) > 1 or len(run) < 2:
         return
-    one = looks[who[0]]
-    if lines := hatch_path(slots.box(run[1], len(run) - 1), one.hatch):
-        pen: Style = {"stroke": one.colour, "stroke_width": 1.3, "fill": "none"}
+    owner = looks[who[0]]
+    if lines := hatch_path(slots.box(run[1], len(run) - 1), owner.hatch):
+        pen: Style = {"stroke": owner.colour, "stroke_width": 1.3, "fill": "none"}
         sheet.add(f"{name}.hatch{run[0]}", "path", d=lines, **pen, **DEAF)
 
 

@@ -36,17 +36,17 @@ def look(index: int) -> Look:
     return Look(colour, tint(colour, 0.24), tint(colour, 0.62), hatch)
 
 
-def tint(colour: str, part: float) -> str:
+def tint(colour: str, share: float) -> str:
     """The colour mixed with white: part 1 is the colour, 0 is white."""
     numbers = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
-    return "#" + "".join(f"{round(255 + part * (n - 255)):02x}" for n in numbers)
+    return "#" + "".join(f"{round(255 + share * (n - 255)):02x}" for n in numbers)
 
 
-def patch(scene: Scene, name: str, box: Box, one: Look, tip: str = "") -> None:
+def patch(scene: Scene, name: str, box: Box, look: Look, tip: str = "") -> None:
     """A solid area in a request's colour and hatch, `name` and `name.hatch`."""
-    scene.rect(name, box, one.dark, tip, stroke=one.colour, stroke_width=0.8)
-    if lines := hatch_path(box, one.hatch):
-        pen: dict[str, Any] = {"stroke": one.colour, "stroke_width": 1.3, "fill": "none"}
+    scene.rect(name, box, look.dark, tip, stroke=look.colour, stroke_width=0.8)
+    if lines := hatch_path(box, look.hatch):
+        pen: dict[str, Any] = {"stroke": look.colour, "stroke_width": 1.3, "fill": "none"}
         scene.add(f"{name}.hatch", "path", d=lines, **pen, pointer_events="none")
 
 
@@ -75,17 +75,17 @@ def _marks(length: float) -> list[float]:
     return [GAP * (i + 0.5) for i in range(int(length / GAP + 0.5)) if GAP * (i + 0.5) < length]
 
 
-def chip(scene: Scene, name: str, x: float, middle: float, words: str, one: Look) -> None:
+def chip(scene: Scene, name: str, x: float, middle: float, words: str, look: Look) -> None:
     """The legend of a request, left of its row: a swatch in its look, and its name."""
-    patch(scene, f"{name}.swatch", (x, middle - 7, 14, 14), one)
+    patch(scene, f"{name}.swatch", (x, middle - 7, 14, 14), look)
     scene.text(f"{name}.name", x + 20, middle + 4.5, words, 13, font_weight="bold", fill=INK)
 
 
-def nice_step(most: float, parts: int) -> float:
+def nice_step(largest: float, parts: int) -> float:
     """A round distance (1, 2 or 5 times a power of ten) that divides 0 .. most in ≤ parts."""
     unit = 10.0**-9
     while True:
         for factor in (1, 2, 5):
-            if most / (factor * unit) <= parts:
+            if largest / (factor * unit) <= parts:
                 return factor * unit
         unit *= 10

@@ -178,10 +178,12 @@ def _stripes(look: Mapping[str, Value]) -> str:
     if left >= right or top >= low:
         return ""
     apart = GAP * 2**0.5  # along x, and a stripe is where x + y = apart * (k + a part)
-    part = STRIPE / GAP / 2
+    inside = STRIPE / GAP / 2
     lines = []
-    for k in range(math.ceil((left + top) / apart - part), math.ceil((right + low) / apart - part)):
-        total = apart * (k + part)
+    for k in range(
+        math.ceil((left + top) / apart - inside), math.ceil((right + low) / apart - inside)
+    ):
+        total = apart * (k + inside)
         start = max(left, total - low)
         length = min(right, total - top) - start
         lines.append(f"M{start:.1f} {total - start:.1f}l{length:.1f} {-length:.1f}")

@@ -123,9 +123,9 @@ class RaceExplorer(Explorer):
             got, all_of_it = lap.got(name, when), len(lap.run.life(name).token_times)
             chip(sheet, lane, left, y + TALL / 2, cut_to(name, NAME - 24, 13), self.looks[name])
             sheet.rect(f"{lane}.track", (left + NAME, y, BAR, TALL), TRACK, rx=2)
-            part = got / max(all_of_it, 1)
+            share = got / max(all_of_it, 1)
             if got:
-                patch(sheet, f"{lane}.bar", (left + NAME, y, BAR * part, TALL), self.looks[name])
+                patch(sheet, f"{lane}.bar", (left + NAME, y, BAR * share, TALL), self.looks[name])
             ended = lap.done(name)
             said = f"{got} of {all_of_it}" + ", waits" * (name in waiting)
             if ended is not None and ended <= when:
@@ -135,6 +135,6 @@ class RaceExplorer(Explorer):
     def caption(self, step: int) -> str:
         """What both runs have reached, and when each is done."""
         when = self.tick * step / 1000
-        told = [f"{name}: {lap.state(when)}" for name, lap in self.laps.items()]
+        states = [f"{name}: {lap.state(when)}" for name, lap in self.laps.items()]
         ends = " and ".join(f"{1000 * lap.end:.0f} ms in {name}" for name, lap in self.laps.items())
-        return f"After {self.tick * step:g} ms: {'; '.join(told)}. The whole run takes {ends}."
+        return f"After {self.tick * step:g} ms: {'; '.join(states)}. The whole run takes {ends}."

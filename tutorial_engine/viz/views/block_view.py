@@ -84,7 +84,7 @@ class BlockView:
     """
 
     title = "Pages: who owns which block"
-    most = (MAX_REQUESTS, MAX_BLOCKS, MAX_SIZE)
+    limits = (MAX_REQUESTS, MAX_BLOCKS, MAX_SIZE)
     layouts: Sequence[tuple[int, float]] = LINES
     logical, table, left = 304.0, 372.0, 500.0  # width of logical blocks; table and pool begin
     handy, tallest = HANDY, TALLEST  # pixels of all logical blocks
@@ -119,11 +119,11 @@ class BlockView:
 
     def _check(self, requests: int) -> None:
         size, blocks = self.run.block_size, self.run.num_blocks
-        if any(a > b for a, b in zip((requests, blocks, size), self.most, strict=True)):
+        most_requests, most_blocks, most_size = self.limits
+        if requests > most_requests or blocks > most_blocks or size > most_size:
             raise ValueError(
                 f"{requests} requests, {blocks} blocks of {size} tokens: this picture has room for "
-                f"{self.most[0]} requests, {self.most[1]} blocks and blocks of {self.most[2]} "
-                "tokens"
+                f"{most_requests} requests, {most_blocks} blocks and blocks of {most_size} tokens"
             )
 
     def _choose_lines(self, here: Mapping[str, int], noted: set[str]) -> tuple[Lines, list[float]]:
@@ -131,13 +131,13 @@ class BlockView:
         large = (LINES[-1], STRIPS) if self.run.labels else (STRIPS,)  # numbers say nothing
         choices = self.layouts if self.run.block_size <= STRIPS[0] else large
         size = self.run.block_size
-        for most, (chips, tall) in product((self.handy, self.tallest), choices):
+        for room, (chips, tall) in product((self.handy, self.tallest), choices):
             lines = Lines(size, min(chips, size) if self.apart else chips, tall)
             heights = [
                 max(lines.height(many), 22) + 14 * (name in noted and many > 0)
                 for name, many in here.items()
             ]
-            if sum(heights) + GAP * len(heights) <= most:
+            if sum(heights) + GAP * len(heights) <= room:
                 return lines, heights
         fit = int((self.tallest / len(here) - GAP) // lines.height(1)) * lines.in_line
         raise ValueError(
@@ -245,8 +245,10 @@ class _Step(Sheet):
 
     def request(self, name: str, top: float) -> None:
         """A request's letter, its logical blocks, and its table beside them."""
-        one, room, view = self.looks[name], LEFT - 18, self.view
-        self.text(f"request.{name}", 12, top + 16, *name_in(room, name, 17), fill=one.ink, **BOLD)
+        colours, room, view = self.looks[name], LEFT - 18, self.view
+        self.text(
+            f"request.{name}", 12, top + 16, *name_in(room, name, 17), fill=colours.ink, **BOLD
+        )
         lines, table = view.lines, self.now.tables.get(name, ())
         blocks = lines.places(LEFT, top, view.logical)
         entries = lines.places(view.table, top, view.left - view.table - 12)
@@ -259,7 +261,7 @@ class _Step(Sheet):
             for offset in range(lines.size):
                 position = index * lines.size + offset
                 self.token(f"token.{position}.{name}", name, position, tokens.box(offset))
-            self.entry(name, one, index, block, entries.box(index))
+            self.entry(name, colours, index, block, entries.box(index))
         if not table:
             room = self.view.left - LEFT - 12
             said = wrapped(self.run.why_idle(self.step, name), room, KEY)
@@ -289,7 +291,7 @@ class _Step(Sheet):
         edge: Style = {"stroke": INK} if len(shared) > 1 else {}
         self.cell(item, box, state, self.looks[name], tip, word, letters, style, shared, **edge)
 
-    def entry(self, name: str, one: Look, index: int, block: int, place: Box) -> Box:
+    def entry(self, name: str, look: Look, index: int, block: int, place: Box) -> Box:
         """An entry of a table: the block's number and, with room, how full it is → its box."""
         x, y, room, _ = place
         size, first = self.run.block_size, index * self.run.block_size
@@ -301,7 +303,7 @@ class _Step(Sheet):
             f"in block {block}, slots {block * size}–{(block + 1) * size - 1}; "
             f"{filled} of {size} filled"
         )
-        edge: Style = {"stroke": one.colour, "stroke_width": 1.6, "rx": 3}
+        edge: Style = {"stroke": look.colour, "stroke_width": 1.6, "rx": 3}
         self.cell(f"entry.{index}.{name}", box, "free", tip=tip, **edge)
         number = f"block.{index}.{name}"
         self.inside(number, box, str(block), 11.0 if box[2] >= 24 else TINY, **BOLD)
@@ -315,32 +317,32 @@ class _Step(Sheet):
 
     def block(self, block: int) -> None:
         """A physical block: number, holders, slots, hash, and what the step did to it."""
-        own, touched = self.owners.get(block, []), self.now.touched.get(block, ())
+        holders, touched = self.owners.get(block, []), self.now.touched.get(block, ())
         x, y, w, h = self.view.pool.box(block)
         card, fill = (x - 5, y - 1, w + 10, h), TOUCHED if touched else PAPER
         tip = self._said(self.run.about_block(self.step, block))
         edge: Style = {"stroke": QUIET, **DASHES} if touched else {}
         self.rect(f"block.{block}", card, fill, tip, rx=4, **edge)
         self.text(f"number.{block}", x, y + 13, str(block), 12, **BOLD, **DEAF)
-        many = f"ref {len(own)}" if own else "next" if self.now.free[0] == block else ""
+        many = f"ref {len(holders)}" if holders else "next" if self.now.free[0] == block else ""
         if many:
-            style = BOLD if len(own) > 1 else FAINT
+            style = BOLD if len(holders) > 1 else FAINT
             self.text(f"ref.{block}", x + w, y + 13, many, SMALL, **RIGHT, **DEAF, **style)
         slots = self.view.slots(block)
         for offset in range(self.run.block_size):
-            self._slot(block, offset, own, slots.box(offset))
-        self._owners(block, own, (x, y + h - 2 * TEXT - 5, w + 1))
-        for i, (words, style) in enumerate(self._words(block, own, touched, w + 1)):
+            self._slot(block, offset, holders, slots.box(offset))
+        self._owners(block, holders, (x, y + h - 2 * TEXT - 5, w + 1))
+        for i, (words, style) in enumerate(self._words(block, holders, touched, w + 1)):
             if words:
                 base = y + h - 2 * TEXT - 5 + TEXT * i
                 self.text(f"words.{block}.{i}", x, base, words, TINY, **style, **DEAF)
 
-    def _slot(self, block: int, offset: int, own: Sequence[Owner], box: Box) -> None:
+    def _slot(self, block: int, offset: int, holders: Sequence[Owner], box: Box) -> None:
         """One slot: free, kept, reserved, one holder's, or a diagonal band for each holder."""
         run, name = self.run, f"slot.{block * self.run.block_size + offset}"
         kinds = {
             owner.name: run.token_kind(self.step, owner.name, owner.entry * run.block_size + offset)
-            for owner in own
+            for owner in holders
         }
         there = [self.looks[who] for who, kind in kinds.items() if kind in WITH_KV]
         if there:
@@ -348,20 +350,22 @@ class _Step(Sheet):
             state = "written" if "written" in kinds.values() else state
             edge: Style = {"stroke": INK} if len(there) > 1 else {}
             self.cell(name, box, state, there[0], shared=there, **edge, **DEAF)
-        elif not own and (hash_ := self.now.hashes.get(block)):
+        elif not holders and (hash_ := self.now.hashes.get(block)):
             token = run.hashed[hash_].token_ids[offset]
             word = visible(run.label(token)) if box[2] >= WORDY else ""
             last = self.looks[self.now.cached_by[block]]
             self.cell(name, box, "kept", last, "", word, TINY, FAINT, **DEAF)
         else:
-            self.cell(name, box, "reserved" if own else "free", **DEAF)
+            self.cell(name, box, "reserved" if holders else "free", **DEAF)
 
-    def _owners(self, block: int, own: Sequence[Owner], place: tuple[float, float, float]) -> None:
+    def _owners(
+        self, block: int, holders: Sequence[Owner], place: tuple[float, float, float]
+    ) -> None:
         """The holders' names in their colours, as many as there is room for."""
         x, base, room = place
         at = x
-        for i, owner in enumerate(own):
-            words = owner.name + "," * (i < len(own) - 1)
+        for i, owner in enumerate(holders):
+            words = owner.name + "," * (i < len(holders) - 1)
             wide, style = text_width(words, 11, bold=True), BOLD | DEAF
             if at + wide > x + room:
                 self.text(f"who.{block}.{i}", at, base, "…", 11, **style)
@@ -371,17 +375,17 @@ class _Step(Sheet):
             at += wide + 4
 
     def _words(
-        self, block: int, own: Sequence[Owner], touched: Sequence[str], room: float
+        self, block: int, holders: Sequence[Owner], touched: Sequence[str], room: float
     ) -> list[tuple[str, Style]]:
         """Three lines below a block; the first is empty where its holders stand there."""
         run, hash_ = self.run, self.now.hashes.get(block)
-        first, second = "" if own else "free", ""
+        first, second = "" if holders else "free", ""
         if hash_ is not None:
             first = first and fitting([KEPT, "still findable", "findable"], room)
             before = (run.hashed[hash_].parent or "root")[:DIGITS]
             second = fitting([f"{hash_[:DIGITS]} ← {before}", hash_[:DIGITS]], room)
-        elif own:
-            filled = max(owner.filled for owner in own)
+        elif holders:
+            filled = max(owner.filled for owner in holders)
             full = "not findable" if run.prefix_caching else "full"
             second = f"open, {filled}/{run.block_size}" if filled < run.block_size else full
         third = fitting(shortened(touched), room, bold=True)
@@ -422,7 +426,9 @@ class _Step(Sheet):
     def _marks(self, kinds: set[str], has_steps: bool) -> dict[str, tuple[Mark, bool]]:
         """Words -> what they explain, and whether it is there, with slots of these `kinds`."""
         now, two = self.now, [*self.looks.values()][:2]
-        several = any(sum(one.filled > 0 for one in own) > 1 for own in self.owners.values())
+        several = any(
+            sum(owner.filled > 0 for owner in holders) > 1 for holders in self.owners.values()
+        )
         known = self.view.lines.chips != STRIPS[0] and (has_steps or "known" in kinds)
         reserved = "reserved" + " (grey word: known, not run)" * known
         touched: Style = {"fill": TOUCHED, "rx": 2, "stroke": QUIET, **DASHES}
@@ -450,7 +456,7 @@ class SimpleBlockView(BlockView):
     """
 
     title = "Pages: logical blocks, block tables, and the pool"
-    most = (16, SIMPLE_BLOCKS, 16)
+    limits = (16, SIMPLE_BLOCKS, 16)
     layouts, handy, tallest, apart = SIMPLE, TALLEST, 840.0, True
     logical, table = 252.0, 318.0
     letters = 11.5
@@ -498,9 +504,9 @@ class _SimpleStep(_Step):
         wide = min(pool.wide, view.logical + 86)
         return [[(0, top, view.table + 82, tall)], *([(x - 4, top, wide, tall)] for x in lefts)]
 
-    def entry(self, name: str, one: Look, index: int, block: int, place: Box) -> Box:
+    def entry(self, name: str, look: Look, index: int, block: int, place: Box) -> Box:
         """An entry of a table, and the line to the block that it names."""
-        box = super().entry(name, one, index, block, (*place[:2], ENTRY + 3, place[3]))
+        box = super().entry(name, look, index, block, (*place[:2], ENTRY + 3, place[3]))
         x, y = box[0] + box[2] + 2, box[1] + box[3] / 2
         to = self.view.place(block)
         at, end = self.view.left - 6, (to[0] - 2, to[1] + box[3] / 2)
@@ -511,32 +517,32 @@ class _SimpleStep(_Step):
             gap = to[1] - 5.5
             line = f"M{x} {y}C{middle} {y} {middle} {gap} {at} {gap}L{to[0] - 14} {gap}"
             line += f"Q{to[0] - 8} {gap} {end[0]} {end[1]}"
-        style: Style = {"fill": "none", "stroke": one.colour, "stroke_width": 1.7}
+        style: Style = {"fill": "none", "stroke": look.colour, "stroke_width": 1.7}
         self.add(f"line.{index}.{name}", "path", d=line, **style, **DEAF)
-        self.add(f"dot.{index}.{name}", "circle", cx=end[0], cy=end[1], r=3.2, fill=one.colour)
+        self.add(f"dot.{index}.{name}", "circle", cx=end[0], cy=end[1], r=3.2, fill=look.colour)
         return box
 
     def block(self, block: int) -> None:
         """A physical block: its number, its slots with their tokens, and whose it is."""
-        own, (x, y, wide, tall) = self.owners.get(block, []), self.view.place(block)
+        holders, (x, y, wide, tall) = self.owners.get(block, []), self.view.place(block)
         base = self.view.lines.tall / 2 + 1.7
         self.text(f"number.{block}", x + 4, y + base, str(block), 12, **BOLD, **DEAF)
         room = min(self.view.logical, wide - 74)
         slots = self.view.lines.tokens((x + 26, y, room, tall))
         for offset in range(self.run.block_size):
-            self._slot(block, offset, own, slots.box(offset))
+            self._slot(block, offset, holders, slots.box(offset))
         at = x + 30 + room
-        self._owners(block, own, (at, y + base, x + wide - at - 4))
-        if not own:
+        self._owners(block, holders, (at, y + base, x + wide - at - 4))
+        if not holders:
             self.note(f"who.{block}", at, y + base, "free", self.view.letters)
 
-    def _slot(self, block: int, offset: int, own: Sequence[Owner], box: Box) -> None:
+    def _slot(self, block: int, offset: int, holders: Sequence[Owner], box: Box) -> None:
         """One slot: free, reserved, or with its token; a band for each holder if it is shared."""
         item = f"slot.{block * self.run.block_size + offset}"
-        if not own:
+        if not holders:
             self.cell(item, box, "free", tip=f"block {block}, {item.replace('.', ' ')}: free")
             return
-        there = [owner for owner in own if offset < owner.filled] or own[:1]
+        there = [owner for owner in holders if offset < owner.filled] or holders[:1]
         first = there[0]
         position = first.entry * self.run.block_size + offset
         shared = [self.looks[owner.name] for owner in there]
@@ -559,14 +565,14 @@ def shortened(touched: Sequence[str]) -> list[str]:
     """What happened to a block, in fewer and fewer words; what matters most stays longest."""
     if not touched:
         return [""]
-    told = sorted(
+    by_weight = sorted(
         touched, key=lambda words: min(EVENTS.index(w) for w in words.split() if w in EVENTS)
     )
     some = [
-        ", ".join(words for words in touched if words in told[:many])  # in the order of time
-        for many in range(len(told), 0, -1)
+        ", ".join(words for words in touched if words in by_weight[:many])  # in the order of time
+        for many in range(len(by_weight), 0, -1)
     ]
-    first = told[0].split()
+    first = by_weight[0].split()
     return [*some, "evicted" if "evicted" in first else first[0]]
 
 

@@ -63,11 +63,11 @@ def cells_scene(
     return _CellSheet(now, changes, title, scale, num_texts, layers)
 
 
-def shown_layers(now: CellsSnapshot, most: int) -> list[int]:
+def shown_layers(now: CellsSnapshot, count: int) -> list[int]:
     """All layers, or the first ones and the last: so many."""
-    if now.num_layers <= most:
+    if now.num_layers <= count:
         return list(range(now.num_layers))
-    return [*range(most - 1), now.num_layers - 1]
+    return [*range(count - 1), now.num_layers - 1]
 
 
 def heat_scale(moments: Sequence[CellsSnapshot]) -> Scale:
@@ -154,7 +154,7 @@ class _CellSheet(Sheet):
         for first in range(0, len(self.layers), at_once):
             x, many = LAYERS + first * wide - 6, min(at_once, len(self.layers) - first)
             self.parts.append([(LEFT - 2, top, 44, tall), (x, top, many * wide - 4, tall)])
-        longest = max((len(now.cells_of(one)) for one in now.seq_ids), default=1)
+        longest = max((len(now.cells_of(seq_id)) for seq_id in now.seq_ids), default=1)
         reach = 160 + longest * min(62.0, (WIDTH - 150) / longest)
         self.parts.append([(6, texts - 6, max(reach, 400), floor - texts + 4)])
 
@@ -250,10 +250,10 @@ class _CellSheet(Sheet):
         squares = Grid(box[0], box[1], box[2] / len(numbers), box[3])
         pale: Style = {"stroke": PAPER, "stroke_width": 0.5}  # by night near its page, too
         for i, number in enumerate(numbers):
-            part = part_of(number, ends)
+            share = part_of(number, ends)
             fill, look = HATCHED, pale  # a cell that is held for a token which has not run yet
-            if math.isfinite(part):
-                fill, look = shade(part), {"class_": "te-cell"}
+            if math.isfinite(share):
+                fill, look = shade(share), {"class_": "te-cell"}
                 if is_left_over:
                     fill, look = tint(fill, FADED), pale
             self.rect(f"{name}.{i}", squares.box(i), fill, **look)

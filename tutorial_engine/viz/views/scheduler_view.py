@@ -189,7 +189,7 @@ class _StepSheet(Sheet):
         now = f"one forward runs {self.now.num_tokens} of at most {tokens(run.budget)}"
         limits = f"{run.policy} · budget {run.budget} · max_num_seqs {run.max_num_seqs}"
         self.heading(f"step {self.step} of {run.last} · {now}", limits)
-        note, one = "numbers = tokens run in that step", next(iter(self.looks.values()))
+        note, first = "numbers = tokens run in that step", next(iter(self.looks.values()))
         self.note("numbers", MARGIN, 48, note)
         self.keys.append((MARGIN - 2, 34, text_width(note, KEY) + 14, 22))
         marks: dict[str, Mark] = {}
@@ -198,7 +198,7 @@ class _StepSheet(Sheet):
         for kind, words in ACTIVITIES.items():
             if kind not in seen:
                 continue
-            marks[words] = self.sample(kind, one)
+            marks[words] = self.sample(kind, first)
         marks["first token"] = lambda name, box: self._dot(name, box[0] + 9, 44)
         self.legend(34 + text_width(note, KEY), 49, marks, gap=18)
 
@@ -302,15 +302,15 @@ class _StepSheet(Sheet):
 
     def _row(self, row: int, grid: Grid, who: str) -> str:
         """A row that somebody has, slot by slot → how full it is."""
-        run, one, event = self.run, self.looks[who], self.now.scheduled.get(who)
+        run, colours, event = self.run, self.looks[who], self.now.scheduled.get(who)
         base, new = row * run.max_len, event.slots if event else ()
         slots = (*self.now.planned.requests[who].slots, *new)
         used, thin = len(slots), Style(stroke_width=0.8, rx=0)
-        self.text(f"row{row}.who", 56, grid.y + 13, who, 13, fill=one.ink, **BOLD)
+        self.text(f"row{row}.who", 56, grid.y + 13, who, 13, fill=colours.ink, **BOLD)
         for i, slot in enumerate(slots):
             tip = f"slot {slot}: K and V of token {i} of {who}, “{run.word(who, i)}”"
             state = "solid" if slot in new else "cached"
-            self.cell(f"slot{slot}", grid.box(slot - base), state, one, tip, **thin)
+            self.cell(f"slot{slot}", grid.box(slot - base), state, colours, tip, **thin)
         if used < run.max_len:
             tip = f"slots {base + used} to {base + run.max_len - 1}: reserved for {who}, empty"
             rest = grid.box(used, run.max_len - used)
@@ -332,10 +332,12 @@ class _StepSheet(Sheet):
         self.note("head.rule", OUTCOME, top, rule)
         for i, name in enumerate(run.names):
             base = top + 26 + ASKED * i
-            state, one, box = run.state(name, step), self.looks[name], (MARGIN, base - 14.5, 23, 20)
+            state, colours = run.state(name, step), self.looks[name]
+            box = (MARGIN, base - 14.5, 23, 20)
             fill = "solid" if "running" in state else "cached" if state == "waiting" else "free"
-            edge: Style = {"letters": BOLD, "rx": 3, "stroke": one.colour}
-            self.cell(f"asked.{name}", box, fill, one, "", *name_in(box[2] - 2, name, 11.5), **edge)
+            edge: Style = {"letters": BOLD, "rx": 3, "stroke": colours.colour}
+            shown = name_in(box[2] - 2, name, 11.5)
+            self.cell(f"asked.{name}", box, fill, colours, "", *shown, **edge)
             self.text(f"asked.{name}.state", 44, base, state, 12)
             if run.share(name, step) is not None:
                 request = self.now.planned.requests[name]
@@ -373,9 +375,9 @@ class _StepSheet(Sheet):
         num_prompt = self.now.planned.requests[who].num_prompt_tokens
         for i, kind in enumerate(self.run.token_kinds(who, self.step)):
             chip, name, (_, said) = chips[i], f"token.{who}.{i}", TOKENS[kind]
-            part, token = "prompt" if i < num_prompt else "output", self.run.tokens[who][i]
+            where, token = "prompt" if i < num_prompt else "output", self.run.tokens[who][i]
             label = self.run.word(who, i)
-            tip = f"{who}, position {i} ({part}): “{label}”, id {token}; {said}"
+            tip = f"{who}, position {i} ({where}): “{label}”, id {token}; {said}"
             box = (chip.x, top + LINE * chip.line, chip.width, 20.0)
             style = BOLD if kind in ("written", "sampled") else FAINT if kind == "gone" else {}
             self.cell(name, box, kind, self.looks[who], tip, chip.words, SIZE, style, rx=3)

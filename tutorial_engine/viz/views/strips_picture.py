@@ -26,7 +26,7 @@ def strips_picture(held: Mapping[str, Sequence[tuple[int, int]]], room: int) -> 
     block = left + room * cell + 34
     steps = max(len(steps) for steps in held.values())
     sheet = Sheet(block * len(names) + MARGIN, 62.0 + 32 * steps)
-    one = look(0)
+    colours = look(0)
     for n, (name, rows) in enumerate(held.items()):
         x0 = MARGIN + n * block
         sheet.text(f"{name}.title", x0, 20, name, 14, **BOLD)
@@ -37,9 +37,9 @@ def strips_picture(held: Mapping[str, Sequence[tuple[int, int]]], room: int) -> 
                 state = "cached" if slot < old else "written" if slot < old + written else "free"
                 box = (x0 + left + slot * cell, y, cell - 2, 24.0)
                 word = "copy" if slot < copied else ""
-                sheet.cell(f"{name}.{step}.{slot}", box, state, one, "", word, 9.5)
-    told = [
+                sheet.cell(f"{name}.{step}.{slot}", box, state, colours, "", word, 9.5)
+    facts = [
         f"{name} copies {sum(copied for copied, _ in rows)} old tokens"
         for name, rows in held.items()
     ]
-    return sheet.picture(f"In {steps} steps {listed(told)}; both write each new token once.")
+    return sheet.picture(f"In {steps} steps {listed(facts)}; both write each new token once.")

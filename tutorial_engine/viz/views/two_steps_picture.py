@@ -80,8 +80,8 @@ def recorded_two_steps(
     without = look_inside(model, ids, partial(_SilencedAt, *first, found))
     numbers = [
         float(number)
-        for one in (look, without)
-        for number in (one.weights[second][-1, found], one.probs[-1, ids[found]])
+        for answer in (look, without)
+        for number in (answer.weights[second][-1, found], answer.probs[-1, ids[found]])
     ]
     return TwoSteps(before, found, float(row.max()), *numbers)
 
