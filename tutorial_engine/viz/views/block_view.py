@@ -263,7 +263,7 @@ class _Step(Sheet):
                 self.token(f"token.{position}.{name}", name, position, tokens.box(offset))
             self.entry(name, colours, index, block, entries.box(index))
         if not table:
-            room = self.view.left - LEFT - 12
+            room = self.view.table + 70 - LEFT  # inside the part that a phone shows
             said = wrapped(self.run.why_idle(self.step, name), room, KEY)
             for i, line in enumerate(said):
                 self.note(f"note.{name}" + f".{i}" * bool(i), LEFT, top + 15 + 14 * i, line)
