@@ -90,8 +90,8 @@ from tutorial_engine.model.rope import inverse_frequencies, scaled_frequencies
 from tutorial_engine.trace.events import Trace
 from tutorial_engine.trace.pool import CELLS, ROWS
 from tutorial_engine.viz.drawing import style
+from tutorial_engine.viz.drawing.letters import text_width
 from tutorial_engine.viz.drawing.picture import Picture
-from tutorial_engine.viz.drawing.request_look import text_width
 from tutorial_engine.viz.drawing.scene import Frame, Scene
 from tutorial_engine.viz.explorers.block_explorer import BlockExplorer
 from tutorial_engine.viz.explorers.cache_explorer import CacheExplorer

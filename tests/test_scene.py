@@ -17,6 +17,7 @@ from traces import SVG, check_phone, check_words
 from tutorial_engine.viz import words
 from tutorial_engine.viz.drawing import flow
 from tutorial_engine.viz.drawing import scene as scene_module
+from tutorial_engine.viz.drawing.letters import text_width, wrapped
 from tutorial_engine.viz.drawing.parts import Sheet
 from tutorial_engine.viz.drawing.scene import HATCHED, Scene
 from tutorial_engine.viz.drawing.style import INK, PAPER
@@ -185,6 +186,18 @@ def test_words_in_the_png_come_from_the_bundled_font(monkeypatch: pytest.MonkeyP
     assert pixels(drawn("words")) != pixels(drawn(""))
     monkeypatch.setattr(scene_module, "_font_files", lambda: [])
     assert pixels(drawn("words")) == pixels(drawn("")), "no system font steps in"
+
+
+@settings(max_examples=60, deadline=None)
+@example("W" * 400)
+@example("Wendy and MAXIMILIAN WWWW. " * 20)
+@given(st.text(max_size=300))
+def test_a_caption_stays_inside_its_picture_and_loses_no_word(caption: str) -> None:
+    lines = wrapped(caption, 300, 13)
+    assert all(text_width(line, 13) <= 300 for line in lines)
+    assert "".join(lines).replace(" ", "") == "".join(written(caption).split())
+    few, many = (wrapped(letter * 100, 300, 13) for letter in "iW")
+    assert len(few) < len(many), "lines are measured, not counted"
 
 
 def test_a_picture_has_its_caption_as_alt_text_and_is_saved_as_it_is_shown(tmp_path: Path) -> None:

@@ -274,9 +274,9 @@ def three(policy: type[Scheduler] = Scheduler, **limits: int) -> SchedulerRun:
 
 
 @pytest.mark.parametrize("budget", [1, 3, 8, 11, 64])
-def test_tokens_are_cached_then_run_then_known_then_sampled_and_nobody_stalls(budget: int) -> None:
+def test_tokens_are_cached_written_known_or_sampled_and_nobody_stalls(budget: int) -> None:
     run = three(max_num_batched_tokens=budget)
-    order = ["cached", "run", "known", "sampled"]
+    order = ["cached", "written", "known", "sampled"]
     seen: dict[str, int] = dict.fromkeys("ABC", 0)
     for step in run.steps:
         assert not run.doing("stalls", step.number), "the one rule does not do that"
@@ -287,9 +287,9 @@ def test_tokens_are_cached_then_run_then_known_then_sampled_and_nobody_stalls(bu
                 continue
             assert kinds == sorted(kinds, key=order.index)
             assert kinds.count("cached") == seen[name]
-            seen[name] += kinds.count("run")
+            seen[name] += kinds.count("written")
             assert kinds.count("sampled") == (name in step.by_request(TokenSampled))
-            yields = "run" in kinds and "known" not in kinds
+            yields = "written" in kinds and "known" not in kinds
             assert (name in step.by_request(TokenSampled)) == yields
     assert seen == {name: len(ids) - 1 for name, ids in run.tokens.items()}  # the last never runs
 

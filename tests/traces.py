@@ -28,8 +28,8 @@ from tutorial_engine.model.decoder import CausalLM
 from tutorial_engine.sampling.params import SamplingParams
 from tutorial_engine.trace import events
 from tutorial_engine.trace.events import Event, Recorder, Trace
+from tutorial_engine.viz.drawing.letters import text_width
 from tutorial_engine.viz.drawing.picture import Picture
-from tutorial_engine.viz.drawing.request_look import text_width
 from tutorial_engine.viz.drawing.scene import HATCHED, Scene
 from tutorial_engine.viz.explorers.cell_explorer import append_tokens
 from tutorial_engine.viz.run.block_run import BlockRun

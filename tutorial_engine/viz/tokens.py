@@ -66,9 +66,9 @@ def token_names(tokenizer: Tokenizer, ids: Iterable[int]) -> dict[int, str]:
     return found
 
 
-def cut_label(label: str, most: int = 10) -> str:
+def cut_label(label: str, max_len: int = 10) -> str:
     """A label that fits: at most so many characters, the last of them … where it was longer."""
-    return label if len(label) <= most else label[: most - 1] + "…"
+    return label if len(label) <= max_len else label[: max_len - 1] + "…"
 
 
 def written(text: str) -> str:

@@ -25,14 +25,14 @@ def tokens(count: int) -> str:
 
 def listed(names: Iterable[str]) -> str:
     """`A`, `A and B`, `A, B and C`."""
-    *most, last = list(names)
-    return f"{', '.join(most)} and {last}" if most else last
+    *first, last = list(names)
+    return f"{', '.join(first)} and {last}" if first else last
 
 
-def verb(names: Iterable[str], one: str, many: str) -> str:
+def verb(names: Iterable[str], singular: str, many: str) -> str:
     """The names with their verb: `A waits`, `A and B wait`."""
     who = list(names)
-    return f"{listed(who)} {one if len(who) == 1 else many}"
+    return f"{listed(who)} {singular if len(who) == 1 else many}"
 
 
 def numbered(numbers: Iterable[int], what: str) -> str:

@@ -50,21 +50,21 @@ def log_marks(ax: Axes, low: float, high: float, words: Callable[[float, int], s
     ax.yaxis.set_minor_formatter(FuncFormatter(minor))
 
 
-def dial_axis(ax: Axes, values: Sequence[float], most: int, label: str) -> None:
+def dial_axis(ax: Axes, values: Sequence[float], largest: int, label: str) -> None:
     """An x axis with the values named, at most so many; logarithmic if they grow by factors."""
     values = sorted(set(values))
     if values[0] > 0 and values[-1] / values[0] >= 8 and len(values) > 2:
         ax.set_xscale("log")
     ax.xaxis.set_minor_locator(NullLocator())
-    thin = values[::-1][:: -(-len(values) // most)]
+    thin = values[::-1][:: -(-len(values) // largest)]
     ax.set_xticks(thin, [f"{value:g}" for value in thin])
     ax.set_xlabel(label + ", logarithmic" * (ax.get_xscale() == "log"))
 
 
-def rows_of_bars(ax: Axes, names: Sequence[str], most: float) -> None:
-    """Make room for a horizontal bar per name, the first on top, none longer than `most`."""
+def rows_of_bars(ax: Axes, names: Sequence[str], largest: float) -> None:
+    """Make room for a horizontal bar per name, the first on top, none longer than `largest`."""
     ax.set_yticks(range(len(names)), names, color=INK)
-    ax.set(xlim=(0, most), ylim=(len(names) - 0.4, -0.6))
+    ax.set(xlim=(0, largest), ylim=(len(names) - 0.4, -0.6))
     ax.tick_params(left=False)
 
 

@@ -14,8 +14,9 @@ from collections.abc import Callable, Sequence
 from itertools import chain, repeat, zip_longest
 from typing import Any, NamedTuple
 
+from tutorial_engine.viz.drawing.letters import cut_to, text_width, wrapped
 from tutorial_engine.viz.drawing.parts import BOLD, MARGIN, Sheet
-from tutorial_engine.viz.drawing.request_look import Look, chip, cut_to, text_width
+from tutorial_engine.viz.drawing.request_look import Look, chip
 from tutorial_engine.viz.drawing.style import RULE
 
 PHONE = 430.0  # pixels of a picture across a screen of 390: letters of 11 are 9 high there
@@ -42,62 +43,56 @@ class Piece(NamedTuple):
 
 
 def words(
-    said: str, size: float = 12, room: float = math.inf, most: int = 1, **style: Any
+    said: str, size: float = 12, room: float = math.inf, max_lines: int = 1, **style: Any
 ) -> Piece:
-    """Text in up to `most` lines of so many pixels, then cut."""
-    bold, lines = style.get("font_weight") == "bold", [""]
-    for word in said.split() if most > 1 else [said]:
-        longer = f"{lines[-1]} {word}".strip()
-        if lines[-1] and len(lines) < most and text_width(longer, size, bold) > room:
-            lines.append(word)
-        else:
-            lines[-1] = longer
+    """Text in up to `max_lines` lines of so many pixels, then cut."""
+    bold = style.get("font_weight") == "bold"
+    lines = (max_lines > 1 and wrapped(said, room, size, bold)) or [said]
+    if len(lines) > max_lines:
+        lines[max_lines - 1 :] = [" ".join(lines[max_lines - 1 :])]
     lines = [cut_to(line, room, size, bold, keep=True) for line in lines]
     pitch = round(1.4 * size)
 
     def draw(sheet: Sheet, name: str, x: float, y: float) -> None:
         for i, line in enumerate(lines):
-            own = f"{name}.{i}" if most > 1 else name
+            item = f"{name}.{i}" if max_lines > 1 else name
             if line:
-                sheet.text(own, x, y + pitch * i + 1.06 * size, line, size, **style)
+                sheet.text(item, x, y + pitch * i + 1.06 * size, line, size, **style)
 
     return Piece(max(text_width(each, size, bold) for each in lines), pitch * len(lines), draw)
 
 
-def who(name: str, one: Look) -> Piece:
+def who(name: str, look: Look) -> Piece:
     """A request: its swatch and its name."""
     wide = 20 + text_width(name, 13, bold=True)
-    return Piece(wide, 18, lambda sheet, own, x, y: chip(sheet, own, x, y + 9, name, one))
+    return Piece(wide, 18, lambda sheet, item, x, y: chip(sheet, item, x, y + 9, name, look))
 
 
 def cell(
     wide: float,
     tall: float,
     state: str,
-    one: Look | None = None,
+    look: Look | None = None,
     said: str = "",
     tip: str = "",
     size: float = 11,
     **edge: Any,
 ) -> Piece:
-    """A slot or a token in a state of `parts.cell_style`, with what it holds, cut to its width.
+    """A slot, a token or what a step did, in a state of `parts.cell_style`; words cut to its width.
 
-    `one` is the look of its request: `request_look.look(i)` of the i-th, counted from 0.
+    `look` is that of its request: `request_look.look(i)` of the i-th, counted from 0.
     """
 
     def draw(sheet: Sheet, name: str, x: float, y: float) -> None:
-        sheet.cell(name, (x, y, wide, tall), state, one, tip, **edge)
-        if said:
-            label = cut_to(said, wide - 3, size, keep=True)
-            sheet.inside(f"{name}.label", (x, y, wide, tall), label, size)
+        sheet.cell(name, (x, y, wide, tall), state, look, tip, said, size, **edge)
 
     return Piece(wide, tall, draw)
 
 
-def bar(part: float, wide: float, fill: str, tip: str = "", tall: float = 13) -> Piece:
+def bar(share: float, wide: float, fill: str, tip: str = "", tall: float = 13) -> Piece:
     """A part of a whole on its track."""
     return Piece(
-        wide, tall, lambda sheet, name, x, y: sheet.bar(name, (x, y, wide, tall), part, fill, tip)
+        wide, tall, lambda sheet, name, x, y: sheet.bar(name, (x, y, wide, tall), share, fill, tip)
     )
 
 
@@ -142,7 +137,10 @@ def table(
     enough for all steps, nothing moves from one to the next. `across` says for each column where in
     it an entry stands: 0 at the left, 1 at the right.
     """
-    grid = [[words(one, 12.5) if isinstance(one, str) else one for one in line] for line in lines]
+    grid = [
+        [words(entry, 12.5) if isinstance(entry, str) else entry for entry in line]
+        for line in lines
+    ]
     columns = zip(zip_longest(*grid, fillvalue=words("")), chain(least, repeat(0.0)), strict=False)
     wide = [max(floor, *(piece.wide for piece in column)) for column, floor in columns]
     heights = [max(tall, *(piece.tall for piece in line)) for line in grid]
@@ -157,9 +155,9 @@ def table(
                 d = f"M{x:.1f} {y - between / 2:.1f}h{whole[0]:.1f}"
                 sheet.add(f"{name}.rule.{i}", "path", d=d, stroke=RULE)
             for j, piece in enumerate(line):
-                own = ".".join(filter(None, (name, str(i), str(j))))
+                item = ".".join(filter(None, (name, str(i), str(j))))
                 at = x + lefts[j] + (wide[j] - piece.wide) * sides[j]
-                piece.draw(sheet, own, at, y + (height - piece.tall) * align)
+                piece.draw(sheet, item, at, y + (height - piece.tall) * align)
             y += height + between
 
     return Piece(*whole, draw, tuple(left - gap / 2 for left in lefts[1:-1]))

@@ -6,28 +6,28 @@ Knows a run and pixels; writes no sentences.
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
 from itertools import groupby
 from typing import Literal, NamedTuple
 
-from tutorial_engine.viz.drawing.parts import CENTRE, DEAF, FAINT, GREY, RIGHT, Mark, Sheet, Style
-from tutorial_engine.viz.drawing.request_look import (
-    Box,
-    Look,
-    chip,
-    cut_to,
-    look,
-    nice_step,
-    text_width,
+from tutorial_engine.viz.drawing.letters import cut_to, text_width
+from tutorial_engine.viz.drawing.parts import (
+    CENTRE,
+    DEAF,
+    FAINT,
+    GREY,
+    IDLE,
+    RIGHT,
+    Mark,
+    Sheet,
+    Style,
 )
-from tutorial_engine.viz.drawing.scene import HATCHED
-from tutorial_engine.viz.drawing.style import INK, PAPER, QUIET, RULE
+from tutorial_engine.viz.drawing.request_look import chip, look, nice_step
+from tutorial_engine.viz.drawing.style import INK, PAPER, RULE
 from tutorial_engine.viz.run.run import Life, Run, Share
 
 By = Literal["step", "time"]
 NAME = 110.0  # the most that a name takes
 TEXT = 11.0
-IDLE = ("waits", "stalls")  # nothing of the request runs
 WORDS = {  # kind -> its number in the legend, what it means
     "waits": ("", "waits: in the queue"),
     "prefill": (" n", "prefill{}: {} tokens of its prompt"),
@@ -152,11 +152,16 @@ def draw_lanes(
     `looks[r]` is the place that gives row r its colour: r, unless told.
     """
     for r, life in enumerate(run.lives):
-        one = look(r if looks is None else looks[r])
+        colours = look(r if looks is None else looks[r])
         name, y = f"{prefix}{r}", top + r * tall
-        chip(scene, f"who.{name}", 10, y + tall / 2, cut_to(life.request_id, NAME, 13, True), one)
+        chip(
+            scene, f"who.{name}", 10, y + tall / 2, cut_to(life.request_id, NAME, 13, True), colours
+        )
         for kind, x0, x1 in _idle(life, run, axis):
-            _pill(scene, kind, f"idle.{name}.{x0:.1f}", (x0, y, x1 - x0, tall))
+            word = kind if text_width(kind, TEXT) + 10 <= x1 - x0 else ""
+            side = min(2.0, (x1 - x0) / 8)
+            box = (x0 + side, y, x1 - x0 - 2 * side, tall)
+            scene.cell(f"idle.{name}.{x0:.1f}", box, kind, None, kind, word, TEXT, FAINT)
         high = 3.0 if tall > 20 else 1.5
         for number, share in life.shares.items():
             if share.kind not in IDLE:
@@ -165,14 +170,17 @@ def draw_lanes(
                 wide = _box_width((x0, x1))
                 box = ((x0 + x1 - wide) / 2, y + high, wide, tall - 2 * high)
                 words = _said(share, style.words[share.kind])
-                _box(scene, f"box.{name}.{number}", share.kind, box, one, words, style.edge, tip)
+                edge: Style = {"rx": min(4.0, wide / 4), "stroke_width": style.edge}
+                scene.cell(
+                    f"box.{name}.{number}", box, share.kind, colours, tip, words, TEXT, **edge
+                )
                 if share.kind == "preempted" and not style.is_hatched:
                     _cross(scene, f"cross.{name}.{number}", (x0 + x1) / 2, y + tall / 2)
         if life.ending:
-            edge = axis.span(life.end_step or 0)[1 if life.end_step_ran else 0]
+            ended = axis.span(life.end_step or 0)[1 if life.end_step_ran else 0]
             if axis.by == "time":
-                edge = axis.at(life.finished or 0.0)
-            x = max([edge, *(axis.span(number)[1] for number in life.ran)])
+                ended = axis.at(life.finished or 0.0)
+            x = max([ended, *(axis.span(number)[1] for number in life.ran)])
             if life.ending == style.usual:
                 scene.rect(f"end.{name}", (x, y + high, 3.0, tall - 2 * high), INK, life.ending)
                 continue
@@ -193,49 +201,19 @@ def _idle(life: Life, run: Run, axis: Axis) -> list[tuple[str, float, float]]:
         begins, first = axis.at(life.arrival), life.first_scheduled
         over = run.end if life.finished is None else life.finished
         ends = axis.at(over if first is None else first)
-        found = [one for one in found if one[0] == "stalls" or one[1] >= ends]
+        found = [stretch for stretch in found if stretch[0] == "stalls" or stretch[1] >= ends]
         if ends - begins > 0.5:
             found.append(("waits", begins, ends))
     return found
 
 
-def _pill(scene: Sheet, kind: str, name: str, box: Box) -> None:
-    """Nothing runs: grey in the queue, a dashed edge where it stalls."""
-    x, y, w, h = box
-    high = min(14.0, h - 4)
-    place = (x + min(2.0, w / 8), y + (h - high) / 2, max(w - 4, 0.75 * w), high)
-    dashed = {"stroke": QUIET, "stroke_dasharray": "3 2"}
-    fill, edge = (PAPER, dashed) if kind == "stalls" else ("#e9edf0", {})
-    scene.rect(name, place, fill, kind, rx=min(7.0, w / 3), **edge)
-    if text_width(kind, TEXT) + 10 <= w and h >= 14:
-        scene.inside(f"{name}.word", box, kind, TEXT, **FAINT)
-
-
-def _box(
-    scene: Sheet,
-    name: str,
-    kind: str,
-    box: Box,
-    one: Look,
-    words: str,
-    edge: float = 1.2,
-    tip: str = "",
-) -> None:
-    """What a step ran of a request, with its words."""
-    style: Style = {"rx": min(4.0, box[2] / 4), "stroke": one.colour, "stroke_width": edge}
-    if kind == "recompute":
-        style["stroke_dasharray"] = "4 2"
-    fill = {"decode": one.dark, "preempted": HATCHED}.get(kind, one.light)
-    scene.rect(name, box, fill, tip, **style)
-    if words:
-        scene.inside(f"{name}.word", box, words, TEXT)
-
-
 def _cross(scene: Sheet, name: str, x: float, y: float) -> None:
     """Marks a box that is too narrow to show its hatching."""
     d = f"M{x - 3:.1f} {y - 3:.1f}l6 6m0 -6l-6 6"
-    for part, ink, wide in (("halo", PAPER, 4.0), ("line", INK, 1.6)):
-        scene.add(f"{name}.{part}", "path", d=d, fill="none", stroke=ink, stroke_width=wide, **DEAF)
+    for stroke, ink, wide in (("halo", PAPER, 4.0), ("line", INK, 1.6)):
+        scene.add(
+            f"{name}.{stroke}", "path", d=d, fill="none", stroke=ink, stroke_width=wide, **DEAF
+        )
 
 
 def lane_legend(
@@ -254,7 +232,8 @@ def lane_legend(
         if kind in seen:
             number = number if style.words.get(kind) else ""
             words = words.format(number, number.strip() or "some")
-            marks[words] = partial(_sample, scene, kind, number.strip())
+            edge: Style = {} if kind in IDLE else {"rx": 4, "stroke_width": 1.2}
+            marks[words] = scene.sample(kind, GREY, word=number.strip(), **edge)
             if kind == "preempted" and not style.is_hatched:
                 marks[words] = lambda name, box: _cross(scene, name, box[0] + 9, box[1] + 7)
     if style.usual:
@@ -262,14 +241,6 @@ def lane_legend(
             name, (box[0] + 12, box[1] - 2, 3.0, 18.0), INK
         )
     return scene.legend(x, y, marks, 26)[1]
-
-
-def _sample(scene: Sheet, kind: str, number: str, name: str, box: Box) -> None:
-    x, y, w, h = box
-    if kind in IDLE:
-        _pill(scene, kind, name, (x, y - 2, w, h + 4))
-    else:
-        _box(scene, name, kind, box, GREY, number)
 
 
 def ruler(scene: Sheet, run: Run, axis: Axis, y: float, prefix: str = "") -> None:

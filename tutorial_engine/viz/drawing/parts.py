@@ -12,7 +12,8 @@ from typing import Any
 import matplotlib
 from matplotlib.colors import to_hex
 
-from tutorial_engine.viz.drawing.request_look import Box, Look, cut_to, text_width, tint
+from tutorial_engine.viz.drawing.letters import cut_to, text_width
+from tutorial_engine.viz.drawing.request_look import Box, Look, tint
 from tutorial_engine.viz.drawing.scene import HATCHED, Scene
 from tutorial_engine.viz.drawing.style import INK, MAGNITUDE, PAPER, QUIET, RULE
 
@@ -28,6 +29,11 @@ WIDTH = 1000.0  # of a large canvas
 MARGIN = 10.0
 KEY = 11.0  # letters of legends and notes
 TRACK = "#e3e8ec"  # of a bar: what it could be
+IDLE: Mapping[str, tuple[str, Style]] = {  # states of a request of which a step runs nothing
+    "waits": ("#e9edf0", {}),
+    "stalls": (PAPER, {"stroke": QUIET, "stroke_dasharray": "3 2"}),
+    "arrives": (PAPER, {"stroke": RULE}),
+}
 GREY = Look(QUIET, tint(QUIET, 0.16), tint(QUIET, 0.5), "plain")  # nobody's: of legends
 Mark = Callable[[str, Box], object]  # draws a sample of that name into that box
 
@@ -68,21 +74,28 @@ def legend_width(words: Sequence[str], wide: float = 18, gap: float = 16) -> flo
 # -- colours --------------------------------------------------------------------------------------
 
 
-def cell_style(state: str, one: Look | None = None) -> tuple[str, Style]:
+def cell_style(state: str, look: Look | None = None) -> tuple[str, Style]:
     """Fill and edge of a cell. It reads without its colour, which is that of a request.
 
     "free" and "gone": nobody's. "reserved": a slot without K and V. "cached": they are there,
     "kept" for whoever finds them. "written": this step writes them. "solid": the request's full
-    colour. "known": a token that has not run, "sampled" by this step (both dashed).
+    colour. "known": a token that has not run, "sampled" by this step (both dashed). What a step did
+    with a request: the kinds of `run.Share`, and "arrives".
     """
-    if one is None or state in ("free", "gone", "reserved"):
+    if state in IDLE:
+        return IDLE[state]
+    if look is None or state in ("free", "gone", "reserved"):
         return (HATCHED if state == "reserved" else PAPER), {"stroke": RULE}
-    edge: Style = {"stroke": one.colour}
+    edge: Style = {"stroke": look.colour}
     return {
-        "cached": (one.light, edge),
-        "kept": (tint(one.colour, 0.14), {"stroke": tint(one.colour, 0.5)}),
-        "solid": (one.dark, edge),
-        "written": (one.dark, THICK),
+        "prefill": (look.light, edge),
+        "decode": (look.dark, edge),
+        "recompute": (look.light, edge | {"stroke_dasharray": "4 2"}),
+        "preempted": (HATCHED, edge),
+        "cached": (look.light, edge),
+        "kept": (tint(look.colour, 0.14), {"stroke": tint(look.colour, 0.5)}),
+        "solid": (look.dark, edge),
+        "written": (look.dark, THICK),
         "known": (PAPER, edge | {"stroke_dasharray": "3 3"}),
         "sampled": (PAPER, {"stroke": INK, "stroke_width": 1.8, "stroke_dasharray": "4 2"}),
     }[state]
@@ -94,15 +107,22 @@ def _shade(level: int) -> str:
     return to_hex(matplotlib.colormaps[MAGNITUDE](level))
 
 
-def shade(part: float) -> str:
+def shade(share: float) -> str:
     """The colour of a magnitude: 0 is the least, 1 the most."""
-    return _shade(min(max(int(256 * part), 0), 255))
+    return _shade(min(max(int(256 * share), 0), 255))
 
 
 def part_of(value: float, ends: tuple[float, float]) -> float:
     """Where a value lies between the ends: 0 .. 1; in the middle where the ends are one."""
     low, high = ends
     return (value - low) / (high - low) if high > low else 0.5
+
+
+def _pill(box: Box) -> tuple[Box, Style]:
+    """Where nothing runs: lower than a box that something runs in, and round."""
+    x, y, w, h = box
+    high = min(14.0, h)
+    return (x, y + (h - high) / 2, w, high), {"rx": min(7.0, w / 3)}
 
 
 def _band(box: Box, begin: float, end: float) -> str:
@@ -146,24 +166,34 @@ class Sheet(Scene):
         name: str,
         box: Box,
         state: str,
-        one: Look | None = None,
+        look: Look | None = None,
         tip: str = "",
+        word: str = "",
+        size: float = KEY,
+        letters: Style | None = None,
+        shared: Sequence[Look] = (),
         **edge: Any,
     ) -> None:
         """A slot, a token or what a step did: a box in a state of `cell_style`.
 
-        `edge` changes its outline.
+        `word` stands in it as `name`.word, cut to the box, in `letters` of that `size`. Where
+        several have it, `shared` has all their looks: a band each, along the diagonal. `edge`
+        changes the outline.
         """
-        fill, style = cell_style(state, one)
-        self.rect(name, box, fill, tip, **({"rx": 2} | style | edge))
-
-    def shared_cell(self, name: str, box: Box, fills: Sequence[str], **edge: Any) -> None:
-        """A slot of several requests: a band in each one's colour, along the diagonal."""
-        for i, fill in enumerate(fills):
-            points = _band(box, i / len(fills), (i + 1) / len(fills))
-            self.add(f"{name}.{i}", "polygon", points=points, fill=fill, **DEAF)
-        border: Style = {"rx": 2, "stroke": INK} | edge
-        self.rect(name, box, "none", **border, **DEAF)
+        fill, style = cell_style(state, look)
+        place, shape = _pill(box) if state in IDLE else (box, {"rx": 2})
+        style = shape | style | edge
+        self.rect(name, place, fill, tip, **style)
+        if len(shared) > 1:
+            for i, holder in enumerate(shared):
+                points = _band(box, i / len(shared), (i + 1) / len(shared))
+                fill = cell_style(state, holder)[0]
+                self.add(f"{name}.shared.{i}", "polygon", points=points, fill=fill, **DEAF)
+            self.rect(f"{name}.shared", box, "none", **(style | DEAF))
+        if word:
+            letters = letters or {}
+            word = cut_to(word, box[2] - 2, size, letters.get("font_weight") == "bold", keep=True)
+            self.inside(f"{name}.word", box, word, size, **letters)
 
     def outline(self, name: str, box: Box, more: float = 0, **style: Any) -> None:
         """A thick frame around what is new or chosen, `more` pixels outside the box."""
@@ -171,11 +201,11 @@ class Sheet(Scene):
         around = (x - more, y - more, w + 2 * more, h + 2 * more)
         self.rect(name, around, "none", **(THICK | style), **DEAF)
 
-    def bar(self, name: str, box: Box, part: float, fill: str, tip: str = "") -> None:
+    def bar(self, name: str, box: Box, share: float, fill: str, tip: str = "") -> None:
         """A part of a whole, from the left, on its track `name`.track."""
         x, y, w, h = box
         self.rect(f"{name}.track", box, TRACK, tip)
-        self.rect(name, (x, y, max(w * part, 0.5), h), fill, **DEAF)
+        self.rect(name, (x, y, max(w * share, 0.5), h), fill, **DEAF)
 
     def colour_scale(self, name: str, box: Box, parts: int = 11) -> None:
         """The magnitudes' colours from the least to the most, side by side."""
@@ -184,9 +214,9 @@ class Sheet(Scene):
             box = (x + w * i / parts, y, w / parts, h)
             self.rect(f"{name}.{i}", box, shade(i / (parts - 1)), **SHADE)
 
-    def sample(self, state: str, one: Look | None = None, **edge: Any) -> Mark:
+    def sample(self, state: str, look: Look | None = None, **edge: Any) -> Mark:
         """A cell of that state for a legend."""
-        return lambda name, box: self.cell(name, box, state, one, **edge)
+        return lambda name, box: self.cell(name, box, state, look, **edge)
 
     def legend(
         self,
@@ -225,10 +255,10 @@ class Sheet(Scene):
         wide, half = 5 + 1.5 * width, 1.5 + 1.5 * width
         ends = [*points[:-1], (x - wide * dx / 2, y - wide * dy / 2)]  # inside the head
         line = "M" + "L".join(f"{a:.1f} {b:.1f}" for a, b in ends)
-        for part, colour, thick in (("halo", PAPER, width + 1.9), ("line", ink, width)):
+        for stroke, colour, thick in (("halo", PAPER, width + 1.9), ("line", ink, width)):
             style: Style = {"fill": "none", "stroke": colour, "stroke_width": thick}
-            style |= line_style if part == "line" else {}
-            self.add(f"{name}.{part}", "path", d=line, **style, **DEAF)
+            style |= line_style if stroke == "line" else {}
+            self.add(f"{name}.{stroke}", "path", d=line, **style, **DEAF)
         corners = ((x - wide * dx + s * half * dy, y - wide * dy - s * half * dx) for s in (1, -1))
         head = f"M{x:.1f} {y:.1f}" + "".join(f"L{a:.1f} {b:.1f}" for a, b in corners) + "z"
         self.add(f"{name}.head", "path", d=head, fill=ink, stroke=PAPER, **DEAF)

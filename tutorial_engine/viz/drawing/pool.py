@@ -8,6 +8,7 @@ from itertools import groupby
 from typing import Any
 
 from tutorial_engine.trace.pool import Pool, PoolHistory, PoolSnapshot
+from tutorial_engine.viz.drawing.letters import cut_to, text_width
 from tutorial_engine.viz.drawing.parts import (
     BOLD,
     CENTRE,
@@ -22,15 +23,7 @@ from tutorial_engine.viz.drawing.parts import (
     Style,
     legend_width,
 )
-from tutorial_engine.viz.drawing.request_look import (
-    Look,
-    cut_to,
-    hatch_path,
-    look,
-    patch,
-    text_width,
-    tint,
-)
+from tutorial_engine.viz.drawing.request_look import Look, hatch_path, look, patch, tint
 from tutorial_engine.viz.drawing.style import INK, QUIET
 from tutorial_engine.viz.words import counted
 
@@ -76,8 +69,8 @@ def draw_key(sheet: Sheet, base: float, shared: bool = True) -> None:
 
     marks: dict[str, Mark] = {"written now": new}
     if shared:
-        bands = [look(0).dark, look(2).dark]
-        marks["shared: kept once"] = lambda name, box: sheet.shared_cell(name, box, bands, rx=0)
+        two = [look(0), look(2)]
+        marks["shared: kept once"] = sheet.sample("solid", two[0], shared=two, rx=0, stroke=INK)
     marks["reserved, no token"] = sheet.sample("reserved", rx=0)
     marks["free"] = sheet.sample("free", rx=0)
     sheet.legend(WIDTH + 15 - legend_width(list(marks), 14, 18), base, marks, 14, 18)
@@ -158,13 +151,10 @@ def _slot(
         tip = f"{place}: reserved for {' and '.join(who)}, no token"
         sheet.cell(name, box, "reserved", None, tip, **THIN, stroke=looks[who[0]].light)
     else:
-        parts = [f"token {position} of {own}" for own, position in now.tokens[slot].items()]
+        parts = [f"token {position} of {holder}" for holder, position in now.tokens[slot].items()]
         tip = f"{place}: K and V of {' = '.join(parts)}" + ", written now" * (slot in now.new)
-        sheet.cell(name, box, "solid", looks[who[0]], tip, **THIN)
-        if len(who) > 1:
-            fills = [looks[one].dark for one in who[:2]]
-            edge = {**THIN, "stroke": looks[who[0]].colour}
-            sheet.shared_cell(f"{name}.shared", box, fills, **edge)
+        owners = [looks[each] for each in who[:2]]
+        sheet.cell(name, box, "solid", owners[0], tip, shared=owners, **THIN)
 
 
 def _hatch(
@@ -174,9 +164,9 @@ def _hatch(
     used, who, _ = _whose(now, run[0])
     if not used or len(who) > 1 or len(run) < 2:
         return
-    one = looks[who[0]]
-    if lines := hatch_path(slots.box(run[1], len(run) - 1), one.hatch):
-        pen: Style = {"stroke": one.colour, "stroke_width": 1.3, "fill": "none"}
+    owner = looks[who[0]]
+    if lines := hatch_path(slots.box(run[1], len(run) - 1), owner.hatch):
+        pen: Style = {"stroke": owner.colour, "stroke_width": 1.3, "fill": "none"}
         sheet.add(f"{name}.hatch{run[0]}", "path", d=lines, **pen, **DEAF)
 
 

@@ -1,23 +1,15 @@
 """One request = one colour, one hatch and its name, in every picture.
 
-Knows colours, hatches and how wide words are; knows no engine.
+Knows colours and hatches; knows no engine.
 """
 
-from functools import cache, lru_cache
-from pathlib import Path
 from typing import Any, NamedTuple
-from unicodedata import east_asian_width
-
-import matplotlib
-from PIL import ImageFont
 
 from tutorial_engine.viz.drawing.scene import Scene
 from tutorial_engine.viz.drawing.style import BLUE, GREEN, INK, ORANGE, PINK, RED, SKY
-from tutorial_engine.viz.tokens import visible
 
 COLOURS = (BLUE, ORANGE, GREEN, PINK, SKY, RED)
 HATCHES = ("plain", "/", "\\", "-", "|", "x")
-UNITS = 2048  # of the font in an em: at this size its widths are whole, the same everywhere
 GAP = 5.0  # pixels between two lines of a hatch
 Box = tuple[float, float, float, float]  # x, y, width, height
 
@@ -44,17 +36,17 @@ def look(index: int) -> Look:
     return Look(colour, tint(colour, 0.24), tint(colour, 0.62), hatch)
 
 
-def tint(colour: str, part: float) -> str:
+def tint(colour: str, share: float) -> str:
     """The colour mixed with white: part 1 is the colour, 0 is white."""
     numbers = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
-    return "#" + "".join(f"{round(255 + part * (n - 255)):02x}" for n in numbers)
+    return "#" + "".join(f"{round(255 + share * (n - 255)):02x}" for n in numbers)
 
 
-def patch(scene: Scene, name: str, box: Box, one: Look, tip: str = "") -> None:
+def patch(scene: Scene, name: str, box: Box, look: Look, tip: str = "") -> None:
     """A solid area in a request's colour and hatch, `name` and `name.hatch`."""
-    scene.rect(name, box, one.dark, tip, stroke=one.colour, stroke_width=0.8)
-    if lines := hatch_path(box, one.hatch):
-        pen: dict[str, Any] = {"stroke": one.colour, "stroke_width": 1.3, "fill": "none"}
+    scene.rect(name, box, look.dark, tip, stroke=look.colour, stroke_width=0.8)
+    if lines := hatch_path(box, look.hatch):
+        pen: dict[str, Any] = {"stroke": look.colour, "stroke_width": 1.3, "fill": "none"}
         scene.add(f"{name}.hatch", "path", d=lines, **pen, pointer_events="none")
 
 
@@ -83,45 +75,17 @@ def _marks(length: float) -> list[float]:
     return [GAP * (i + 0.5) for i in range(int(length / GAP + 0.5)) if GAP * (i + 0.5) < length]
 
 
-def chip(scene: Scene, name: str, x: float, middle: float, words: str, one: Look) -> None:
+def chip(scene: Scene, name: str, x: float, middle: float, words: str, look: Look) -> None:
     """The legend of a request, left of its row: a swatch in its look, and its name."""
-    patch(scene, f"{name}.swatch", (x, middle - 7, 14, 14), one)
+    patch(scene, f"{name}.swatch", (x, middle - 7, 14, 14), look)
     scene.text(f"{name}.name", x + 20, middle + 4.5, words, 13, font_weight="bold", fill=INK)
 
 
-@cache
-def _font(bold: bool) -> ImageFont.FreeTypeFont:
-    file = "DejaVuSans-Bold.ttf" if bold else "DejaVuSans.ttf"
-    path = Path(matplotlib.get_data_path()) / "fonts" / "ttf" / file
-    return ImageFont.truetype(path, UNITS, layout_engine=ImageFont.Layout.BASIC)
-
-
-@lru_cache(4096)  # a slider shows most of the words again
-def text_width(words: str, size: float, bold: bool = False) -> float:
-    """Pixels that the words take at that font size; the font has no CJK: these take an em each."""
-    wide = "" if words.isascii() else "".join(c for c in words if east_asian_width(c) in "WF")
-    plain = words.translate(dict.fromkeys(map(ord, wide))) if wide else words
-    return _font(bold).getlength(plain) * size / UNITS + size * len(wide)
-
-
-def cut_to(words: str, width: float, size: float, bold: bool = False, keep: bool = False) -> str:
-    """Words as a picture shows them, shortened with … to at most so many pixels.
-
-    Blanks and line breaks are made visible, unless they are to be kept.
-    """
-    words = words if keep else visible(words)
-    if text_width(words, size, bold) <= width:
-        return words
-    while words and text_width(words + "…", size, bold) > width:
-        words = words[:-1]
-    return words + "…"
-
-
-def nice_step(most: float, parts: int) -> float:
+def nice_step(largest: float, parts: int) -> float:
     """A round distance (1, 2 or 5 times a power of ten) that divides 0 .. most in ≤ parts."""
     unit = 10.0**-9
     while True:
         for factor in (1, 2, 5):
-            if most / (factor * unit) <= parts:
+            if largest / (factor * unit) <= parts:
                 return factor * unit
         unit *= 10

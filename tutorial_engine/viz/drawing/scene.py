@@ -5,7 +5,6 @@ scenes of one view can be compared item by item.
 """
 
 import math
-import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -15,6 +14,7 @@ from typing import NamedTuple
 import matplotlib
 import resvg_py
 
+from tutorial_engine.viz.drawing.letters import wrapped
 from tutorial_engine.viz.drawing.picture import Picture, small_png
 from tutorial_engine.viz.drawing.style import FONT, INK, PAPER, QUIET, RULE
 from tutorial_engine.viz.tokens import escape, written
@@ -116,7 +116,7 @@ class Scene:
         Where the picture has the caption's numbers as words, `shown` is written in its place.
         """
         caption = written(caption)
-        lines = textwrap.wrap(shown or caption, int(self.width / 7.3))
+        lines = wrapped(shown or caption, self.width - 16, 13)
         still = Scene(self.width, self.height + 20 * len(lines) + 8, self.tip_at, "")
         still.items = dict(self.items)
         for i, line in enumerate(lines):
@@ -178,10 +178,12 @@ def _stripes(look: Mapping[str, Value]) -> str:
     if left >= right or top >= low:
         return ""
     apart = GAP * 2**0.5  # along x, and a stripe is where x + y = apart * (k + a part)
-    part = STRIPE / GAP / 2
+    inside = STRIPE / GAP / 2
     lines = []
-    for k in range(math.ceil((left + top) / apart - part), math.ceil((right + low) / apart - part)):
-        total = apart * (k + part)
+    for k in range(
+        math.ceil((left + top) / apart - inside), math.ceil((right + low) / apart - inside)
+    ):
+        total = apart * (k + inside)
         start = max(left, total - low)
         length = min(right, total - top) - start
         lines.append(f"M{start:.1f} {total - start:.1f}l{length:.1f} {-length:.1f}")

@@ -5,7 +5,6 @@ relies on colour alone.
 """
 
 import io
-import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -15,6 +14,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
+from tutorial_engine.viz.drawing.letters import wrapped
 from tutorial_engine.viz.drawing.picture import Picture, small_png
 from tutorial_engine.viz.tokens import written
 
@@ -26,6 +26,7 @@ INK, QUIET, RULE, PAPER = "#1b2733", "#5b6770", "#d3d9de", "#ffffff"
 MAGNITUDE = "cividis"
 FONT = "DejaVu Sans"  # ships with matplotlib, so every machine draws the same letters
 DPI = 100
+CAPTION = 9.5  # points: the letters of a plot's caption
 PLAIN = FuncFormatter(lambda value, _: f"{value:g}" if value >= 0.01 else f"{value:.0e}")
 
 RC = {
@@ -69,8 +70,8 @@ def new_figure(width: float, height: float) -> Figure:
 def finish(figure: Figure, caption: str) -> Picture:
     """Write the caption under the figure and turn it into a Picture, deterministically."""
     width, caption = figure.get_size_inches()[0], written(caption)
-    lines = textwrap.fill(caption, int(width * 13.5))
-    figure.supxlabel(lines, x=0.01, ha="left", fontsize=9.5, color=INK)
+    lines = wrapped(caption, 0.97 * DPI * width, CAPTION * DPI / 72)
+    figure.supxlabel("\n".join(lines), x=0.01, ha="left", fontsize=CAPTION, color=INK)
     png, svg = io.BytesIO(), io.BytesIO()
     figure.savefig(png, format="png", dpi=DPI, metadata={"Software": None})
     figure.savefig(svg, format="svg", metadata={"Date": None, "Creator": None})

@@ -22,6 +22,7 @@ from tutorial_engine.viz.drawing.flow import (
     table,
     words,
 )
+from tutorial_engine.viz.drawing.letters import cut_to
 from tutorial_engine.viz.drawing.parts import (
     BOLD,
     DEAF,
@@ -34,7 +35,6 @@ from tutorial_engine.viz.drawing.parts import (
     Style,
     shade,
 )
-from tutorial_engine.viz.drawing.request_look import cut_to
 from tutorial_engine.viz.drawing.scene import Scene
 from tutorial_engine.viz.drawing.style import BLUE, GREEN, INK, PAPER, QUIET, RED, RULE
 from tutorial_engine.viz.explorers.explorer import Explorer, button, number, text
@@ -95,8 +95,8 @@ class AttentionExplorer(Explorer):
         for layer in range(layers):
             children.append(widgets.Label(f"layer {layer}"))
             children += [self.heads[layer, head] for head in range(heads)]
-        for one in self.heads.values():
-            one.layout = widgets.Layout(width="auto", height="26px", margin="1px", padding="0")
+        for weights in self.heads.values():
+            weights.layout = widgets.Layout(width="auto", height="26px", margin="1px", padding="0")
         columns = f"70px repeat({heads}, 58px)"
         grid = widgets.GridBox(children, layout=widgets.Layout(grid_template_columns=columns))
         return widgets.Accordion([grid], titles=["every head's largest share: choose a head"])
@@ -107,14 +107,14 @@ class AttentionExplorer(Explorer):
             return
         largest = self.look.weights[:, :, self.step].amax(-1).tolist()
         chosen = self.value("layer"), self.value("head")
-        for (layer, head), one in self.heads.items():
+        for (layer, head), weights in self.heads.items():
             weight, now = largest[layer][head], (layer, head) == chosen
-            with one.hold_sync(), one.style.hold_sync():
-                one.description = f"▸{weight:.2f}" if now else f"{weight:.2f}"
-                one.style.button_color = shade(weight)
-                one.style.text_color = PAPER if weight < 0.6 else INK
-                one.style.font_weight = "bold" if now else "normal"
-                one.layout.border = f"3px solid {RED}" if now else f"1px solid {RULE}"
+            with weights.hold_sync(), weights.style.hold_sync():
+                weights.description = f"▸{weight:.2f}" if now else f"{weight:.2f}"
+                weights.style.button_color = shade(weight)
+                weights.style.text_color = PAPER if weight < 0.6 else INK
+                weights.style.font_weight = "bold" if now else "normal"
+                weights.layout.border = f"3px solid {RED}" if now else f"1px solid {RULE}"
 
     # -- the picture --------------------------------------------------------------------------
 
@@ -163,9 +163,9 @@ class AttentionExplorer(Explorer):
     def _key(self, sheet: Sheet) -> None:
         """What the colours and the hatching mean, beside the heading."""
         scale = Piece(121, 12, lambda sheet, _, x, y: sheet.colour_scale("scale", (x, y, 121, 12)))
-        least, most, later = (words(each, 11, **FAINT) for each in ("share 0", "1", "forbidden"))
+        least, largest, later = (words(each, 11, **FAINT) for each in ("share 0", "1", "forbidden"))
         x = WIDE - MARGIN
-        keys = row(cell(20, 12, "reserved", rx=0), later), row(least, scale, most)
+        keys = row(cell(20, 12, "reserved", rx=0), later), row(least, scale, largest)
         for name, piece in zip(("later", "shares"), keys, strict=True):
             x -= piece.wide
             piece.draw(sheet, name, x, 8)
@@ -223,11 +223,10 @@ class AttentionExplorer(Explorer):
             look = SHADE | Style(fill=shade(level / LEVELS), shape_rendering="crispEdges")
             sheet.add(f"level{level}", "path", d="".join(drawn), **look)
         for query, shares in enumerate(weights if squares else []):
-            most, box = max(shares), grid.box(query * n, query + 1)
-            who = (
-                f"{self._named('query', query)} → most to {self._named('key', shares.index(most))}"
-            )
-            sheet.rect(f"w{query}", box, "transparent", f"{who}: share {most:.3f}")
+            largest, box = max(shares), grid.box(query * n, query + 1)
+            most_to = self._named("key", shares.index(largest))
+            who = f"{self._named('query', query)} → most to {most_to}"
+            sheet.rect(f"w{query}", box, "transparent", f"{who}: share {largest:.3f}")
 
     def _row(self, step: int, best: int, weights: list[float]) -> Piece:
         """The weights of one query as bars; an arrow to the likeliest next token if they agree."""
@@ -279,8 +278,8 @@ class AttentionExplorer(Explorer):
             inside = column(line, bar(p, NEXT - 16, GREEN, tip, 6), gap=2)
             edge = Style(stroke=RULE) if i else Style(stroke=INK, stroke_width=1.8)
             found.append(framed(inside, NEXT, 8, fill=PAPER, **edge))
-        told = words("= the token that this head looks at" * same, 12, NEXT, 2, **BOLD)
-        return [*found, told._replace(tall=34).named("same")]
+        mark = words("= the token that this head looks at" * same, 12, NEXT, 2, **BOLD)
+        return [*found, mark._replace(tall=34).named("same")]
 
     def caption(self, step: int) -> str:
         """Where this query's attention goes, and what the model predicts after it, in numbers."""

@@ -58,7 +58,7 @@ class BlockExplorer(Explorer):
         self.prompts, self.new_tokens = list(prompts), new_tokens
         self.simple = simple
         self.title = "Pages explorer" if simple else self.title
-        _, most_blocks, most_size = (SimpleBlockView if simple else BlockView).most
+        _, most_blocks, most_size = (SimpleBlockView if simple else BlockView).limits
         knobs: dict[str, Any] = {
             "block_size": number("block size", block_size, 1, most_size),
             "num_blocks": number("blocks", num_blocks, 1, most_blocks),

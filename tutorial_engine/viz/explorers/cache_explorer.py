@@ -21,8 +21,9 @@ from tutorial_engine.viz.drawing.flow import (
     who,
     words,
 )
+from tutorial_engine.viz.drawing.letters import cut_to, text_width
 from tutorial_engine.viz.drawing.parts import BOLD, FAINT, GREY, MARGIN, WIDTH, Sheet
-from tutorial_engine.viz.drawing.request_look import cut_to, look, text_width
+from tutorial_engine.viz.drawing.request_look import look
 from tutorial_engine.viz.drawing.scene import Scene
 from tutorial_engine.viz.drawing.style import BLUE, RED
 from tutorial_engine.viz.explorers.explorer import Explorer, number, text
@@ -108,10 +109,10 @@ class CacheExplorer(Explorer):
 
     def _row(self, step: int, of: int) -> list[Piece]:
         """A row: tokens in their slots, positions above them, the slots' numbers below."""
-        run, name, one = self.run, NAMES[of], look(of)
+        run, name, colours = self.run, NAMES[of], look(of)
         lead = column(
             words("position", 11, **FAINT),
-            row(who(name, one), words(f"row {of}", 11, **FAINT)),
+            row(who(name, colours), words(f"row {of}", 11, **FAINT)),
             words("slot", 11, **BOLD),
             gap=8,
             across=1,
@@ -132,7 +133,7 @@ class CacheExplorer(Explorer):
                     f"{stored.position}, written in step {stored.step} "
                     f"({run.steps[stored.step - 1].kind})"
                 )
-            box = cell(wide, 28, state, one, label, tip).named(f"slot{slot}")
+            box = cell(wide, 28, state, colours, label, tip).named(f"slot{slot}")
             above, below = (
                 words(str(number), 11, **(BOLD if state == "written" else FAINT))
                 for number in (position, slot)
@@ -179,17 +180,17 @@ class CacheExplorer(Explorer):
     def _account(self, step: int) -> Piece:
         """Work and memory so far, as bars: tokens run with and without a cache, bytes in use."""
         run, kib = self.run, self.run.spec.bytes_per_token / 1024
-        (used, again), (_, most) = run.tokens_run(step), run.tokens_run(len(run.steps))
+        (used, again), (_, total) = run.tokens_run(step), run.tokens_run(len(run.steps))
         facts = (
-            ("tokens run", used / most, BLUE, f"{used}"),
-            ("without a cache", again / most, RED, f"{again}"),
+            ("tokens run", used / total, BLUE, f"{used}"),
+            ("without a cache", again / total, RED, f"{again}"),
             ("cache in use", used / run.num_slots, BLUE, f"{used * kib:.0f} KiB"),
             ("cache reserved", 1.0, "", f"{run.num_slots * kib:.0f} KiB"),
         )
         lines = []
-        for i, (name, part, ink, said) in enumerate(facts):
-            shown = bar(1, 210 * part, ink) if ink else cell(210 * part, 13, "reserved", rx=0)
-            told = words(said, 11.5).named(f"sum{i}.n")
-            lines.append([words(name, 11, **FAINT), row(shown, told)])
+        for i, (name, share, ink, said) in enumerate(facts):
+            shown = bar(1, 210 * share, ink) if ink else cell(210 * share, 13, "reserved", rx=0)
+            label = words(said, 11.5).named(f"sum{i}.n")
+            lines.append([words(name, 11, **FAINT), row(shown, label)])
         left, right = (table(lines[i : i + 2], 8, 4, (92, 290), across=[1]) for i in (0, 2))
         return row(panel("so far", left), panel("", right), gap=100, align=1)

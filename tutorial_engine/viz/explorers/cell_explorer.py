@@ -155,16 +155,18 @@ class CellExplorer(Explorer):
 
     def scene(self, step: int) -> Scene:
         """Table, K and V after the step's operation, with what it changed outlined."""
-        one = self.steps[step]
-        title = f"step {step} of {self.num_steps - 1} · {one.done}"
+        moment = self.steps[step]
+        title = f"step {step} of {self.num_steps - 1} · {moment.done}"
         texts, layers = self._num_texts, self.most_layers
-        return cells_scene(one.cells, one.changes, title, self._scale, texts, layers)
+        return cells_scene(moment.cells, moment.changes, title, self._scale, texts, layers)
 
     def caption(self, step: int) -> str:
         """What was done, what changed by it, and what the cells hold."""
-        one = self.steps[step]
+        moment = self.steps[step]
         before = self.steps[step - 1].cells if step else None
-        return f"Step {step} of {self.num_steps - 1}, {one.done}: {describe(one.cells, before)}"
+        return (
+            f"Step {step} of {self.num_steps - 1}, {moment.done}: {describe(moment.cells, before)}"
+        )
 
     # -- inside
 

@@ -74,9 +74,9 @@ class ChatBox:
 
 
 def _as_html(question: str, answer: str, line: str) -> str:
-    own = "margin:.3em 0;padding:.3em .6em;border-radius:.4em;white-space:pre-wrap"
+    style = "margin:.3em 0;padding:.3em .6em;border-radius:.4em;white-space:pre-wrap"
     return (
-        f'<p style="{own};background:#0072B222"><b>you</b> {escape(question)}</p>'
-        f'<p style="{own};background:#009E7322"><b>model</b> {escape(answer)}</p>'
+        f'<p style="{style};background:#0072B222"><b>you</b> {escape(question)}</p>'
+        f'<p style="{style};background:#009E7322"><b>model</b> {escape(answer)}</p>'
         f'<p style="margin:0 .6em .6em;font-size:.85em;opacity:.75">{escape(line)}</p>'
     )

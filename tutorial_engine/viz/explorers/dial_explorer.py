@@ -13,7 +13,7 @@ from tutorial_engine.lab.workload import Arrival
 from tutorial_engine.model.decoder import CausalLM
 from tutorial_engine.sampling.params import SamplingParams
 from tutorial_engine.trace.pool import CELLS, ROWS
-from tutorial_engine.viz.drawing.parts import BOLD, CENTRE, MARGIN, RIGHT, WIDTH, Sheet
+from tutorial_engine.viz.drawing.parts import BOLD, CENTRE, MARGIN, RIGHT, WIDTH, Sheet, Style
 from tutorial_engine.viz.drawing.pool import (
     MAX_SLOTS,
     USED,
@@ -149,7 +149,7 @@ class DialExplorer(Explorer):
             sheet.rect(f"chart.{step}.used", (x, floor - used, wide - 1, used), USED, tip)
             if usage.reserved:
                 box = (x, floor - used - reserved, wide - 1, reserved)
-                edge = {"stroke": QUIET, "rx": 0}
+                edge: Style = {"stroke": QUIET, "rx": 0}
                 sheet.cell(f"chart.{step}.reserved", box, "reserved", None, tip, **edge)
         box = (left + wide * now - 1.5, floor - TALL - 3, wide + 2, TALL + 6)
         sheet.outline("cursor", box, rx=2, stroke_width=2.2)

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from tutorial_engine.lab.two_texts import TwoTexts
 from tutorial_engine.model.decoder import CausalLM
+from tutorial_engine.viz.drawing.letters import cut_to
 from tutorial_engine.viz.drawing.parts import BOLD, MARGIN, RIGHT, Sheet
-from tutorial_engine.viz.drawing.request_look import cut_to
 from tutorial_engine.viz.drawing.scene import Scene
 from tutorial_engine.viz.explorers.explorer import Explorer, choice, text
 from tutorial_engine.viz.tokens import token_names
@@ -90,8 +90,8 @@ class FactExplorer(Explorer):
         if texts != self.ran:
             self._run(*texts)
             self.ran = texts
-        own, other = self.two.answers
-        if own == other:
+        answer, other = self.two.answers
+        if answer == other:
             self.note = (
                 "Both texts have the same answer, so nothing can be seen: change one of them."
             )
@@ -111,8 +111,8 @@ class FactExplorer(Explorer):
         two = TwoTexts.of(self.model, self.tokenizer, first, second)
         self.two, self.known = two, dict[tuple[str, tuple[int, ...]], Layers]()
         parts = [
-            torch.stack([self._layers(part, (head,)).wanted for head in self.heads], 1)
-            for part in "kv"
+            torch.stack([self._layers(kind, (head,)).wanted for head in self.heads], 1)
+            for kind in "kv"
         ]
         before = likely(two.after([dict])[0])
         self.fact = Fact(two, self.tokenizer, torch.stack(parts, -1), before)
@@ -123,7 +123,7 @@ class FactExplorer(Explorer):
             layers = range(self.model.config.num_hidden_layers)
             edits = [self.two.replace([layer], which, heads) for layer in layers]
             probs = self.two.after(edits)
-            after = tuple(likely(one) for one in probs)
+            after = tuple(likely(row) for row in probs)
             self.known[which, heads] = Layers(after, probs[:, self.two.answers[1]].clone())
         return self.known[which, heads]
 
@@ -146,23 +146,23 @@ class FactExplorer(Explorer):
     def caption(self, step: int) -> str:
         """What is replaced, and what is answered then."""
         fact, chosen, after = self.fact, self._chosen(step), self.layers.after[step]
-        own, other = fact.slot_words
+        word, other = fact.slot_words
         p = f", and {fact.wanted} has {float(self.layers.wanted[step]):.3f}"
         return (
             f"{fact.called(chosen)}, {fact.numbers_of(chosen):,} of the "
-            f"{fact.numbers(fact.cells.numel()):,} numbers that the cache holds for {own}, are "
+            f"{fact.numbers(fact.cells.numel()):,} numbers that the cache holds for {word}, are "
             f"replaced by those of {other}: {fact.told(after)}"
             f"{'' if after.ids[0] == fact.two.answers[1] else p}."
         )
 
 
 def _likeliest(
-    sheet: Sheet, name: str, fact: Fact, x: float, y: float, title: str, one: Likely
+    sheet: Sheet, name: str, fact: Fact, x: float, y: float, title: str, likely: Likely
 ) -> None:
     """The likeliest next tokens, a bar each."""
     sheet.text(f"{name}.title", x, y + 14, title, 14, **BOLD)
-    labels = token_names(fact.tokenizer, one.ids)
-    for i, (token, p) in enumerate(zip(one.ids, one.probs, strict=True)):
+    labels = token_names(fact.tokenizer, likely.ids)
+    for i, (token, p) in enumerate(zip(likely.ids, likely.probs, strict=True)):
         at = y + 24 * (i + 1)
         label = cut_to(labels[token], 100, 14)
         sheet.text(f"{name}.{i}.token", x + 104, at + 15, label, 14, **RIGHT)

@@ -80,12 +80,12 @@ def map_scene(
     for layer in range(0, layers, 5 if narrow else 1):
         place = left + wide * (layer + 0.5)
         sheet.text(f"layer.{layer}", place, 33, str(layer), size, **CENTRE)
-    for row, (part, head) in enumerate(product("kv", range(heads))):
-        y = top + tall * row + (8 if part == "v" else 0)
-        words = f"{part.upper()} {head}" if narrow else f"{part.upper()}, head {head}"
-        sheet.text(f"{part}.{head}", left - 6, y + tall / 2 + 4, words, size, **RIGHT)
+    for row, (kind, head) in enumerate(product("kv", range(heads))):
+        y = top + tall * row + (8 if kind == "v" else 0)
+        words = f"{kind.upper()} {head}" if narrow else f"{kind.upper()}, head {head}"
+        sheet.text(f"{kind}.{head}", left - 6, y + tall / 2 + 4, words, size, **RIGHT)
         for layer in range(layers):
-            cell = (part, head, layer)
+            cell = (kind, head, layer)
             times = min(tried.get(cell, 0), len(TRIED))
             look = NOW if cell in now else TRIED[times - 1] if times else FREE
             box = (left + wide * layer + 1, y + 1, wide - 2, tall - 2)
@@ -130,7 +130,7 @@ def fact_page(said: Mapping[str, Any], links: Mapping[str, str] | None = None) -
         before=_answer("before", "before"),
         other=_answer("other", "the other text"),
         after=_answer("after", "after"),
-        maps="".join(f'<div class="{name}">{one.svg()}</div>' for name, one in maps.items()),
+        maps="".join(f'<div class="{name}">{scene.svg()}</div>' for name, scene in maps.items()),
     )
     return shell(TITLE, body, film, "fact.js", lead=LEAD, links=links, style=_STYLE)
 

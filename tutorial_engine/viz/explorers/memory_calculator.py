@@ -8,8 +8,9 @@ from functools import partial
 
 from tutorial_engine.lab.roofline import Roofline
 from tutorial_engine.lab.sizing import DTYPES, PAGE, QWEN3_06B, Plan, Seconds, Sizes
+from tutorial_engine.viz.drawing.letters import text_width
 from tutorial_engine.viz.drawing.parts import BOLD, DEAF, MARGIN, RIGHT, Mark, Sheet
-from tutorial_engine.viz.drawing.request_look import Box, look, patch, text_width
+from tutorial_engine.viz.drawing.request_look import Box, look, patch
 from tutorial_engine.viz.drawing.scene import Scene
 from tutorial_engine.viz.drawing.style import PAPER, QUIET, RED
 from tutorial_engine.viz.explorers.explorer import Explorer, amount, button, choice, lines, number

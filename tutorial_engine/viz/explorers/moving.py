@@ -40,8 +40,10 @@ def moving(
                 runs.add((first, end))
                 kind = f"{'te-off ' if first else ''}s{first}-{end}"
             look["class"] = f"{look.get('class', '')} {kind}".strip()
-            own = "".join(f' {name}="{escape(value)}"' for name, value in look.items() if value)
-            parts.append(f"<{item['tag']}{own}>{inside}</{item['tag']}>")
+            attributes = "".join(
+                f' {name}="{escape(value)}"' for name, value in look.items() if value
+            )
+            parts.append(f"<{item['tag']}{attributes}>{inside}</{item['tag']}>")
     seconds = plain((last + 1 + REST) / speed)
     names = sorted(f"s{first}-{end}" for first, end in runs)
     rules = "".join(f".{name}{{animation:{name} {seconds}s step-end infinite}}" for name in names)
@@ -69,7 +71,7 @@ def at_night(svg: str) -> str:
         red, green, blue = (int(match[0][i : i + 2], 16) / 255 for i in (1, 3, 5))
         hue, light, strength = colorsys.rgb_to_hls(red, green, blue)
         parts = colorsys.hls_to_rgb(hue, 0.97 - 0.9 * light, strength)
-        return "#" + "".join(f"{round(255 * part):02x}" for part in parts)
+        return "#" + "".join(f"{round(255 * channel):02x}" for channel in parts)
 
     keeps = re.compile('class="te-(shade|cell)"')
     tags = re.split("(<[^>]*>)", svg)

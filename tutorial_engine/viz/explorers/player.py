@@ -157,7 +157,7 @@ def film_of(frames: Sequence[Frame]) -> dict[str, Any]:
         "tip_at": [
             f"translate({plain(f.scene.tip_at[0])},{plain(f.scene.tip_at[1])})" for f in frames
         ],
-        "items": [_element(key, own) for key, own in shown.items()],
+        "items": [_element(key, item) for key, item in shown.items()],
     }
 
 
@@ -175,19 +175,19 @@ def _parts(scenes: Sequence[Scene]) -> list[list[Track]]:
 def still(film: dict[str, Any], step: int) -> list[Item]:
     """The items that a player shows at a step, from below to the top: what its script does."""
     found = []
-    for own in film["items"]:
-        look = look_at(own, step)
+    for item in film["items"]:
+        look = look_at(item, step)
         if look is None:
             continue
         words = look.pop("words", "")
-        tip = _at(own["tip"]["words"], step) if "tip" in own else None
-        found.append(Item(own["tag"], look, words, tip or ""))
+        tip = _at(item["tip"]["words"], step) if "tip" in item else None
+        found.append(Item(item["tag"], look, words, tip or ""))
     return found
 
 
-def look_at(own: dict[str, Any], step: int) -> dict[str, str] | None:
+def look_at(item: dict[str, Any], step: int) -> dict[str, str] | None:
     """The attributes of a film's item at a step, its text as "words"; None where it is not seen."""
-    look = {name: _at(track, step) for name, track in own["tracks"].items()}
+    look = {name: _at(track, step) for name, track in item["tracks"].items()}
     if look.pop("display", None) == "none":
         return None
     return {name: value for name, value in look.items() if value is not None}
@@ -198,8 +198,9 @@ def _element(key: Any, shown: Sequence[Item | None]) -> dict[str, Any]:
     looks = [_look(item) for item in shown]
     names = dict.fromkeys(name for look in looks for name in look)
     tips = [item.tip if item is not None and item.tip else None for item in shown]
-    own = {"tag": key[1], "tracks": {name: _track([e.get(name) for e in looks]) for name in names}}
-    return own | ({"tip": {"words": _track(tips)}} if any(tips) else {})
+    tracks = {name: _track([e.get(name) for e in looks]) for name in names}
+    element: dict[str, Any] = {"tag": key[1], "tracks": tracks}
+    return element | ({"tip": {"words": _track(tips)}} if any(tips) else {})
 
 
 def _look(item: Item | None) -> dict[str, str]:

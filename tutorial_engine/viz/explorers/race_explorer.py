@@ -7,9 +7,10 @@ from collections.abc import Mapping
 
 from tutorial_engine.trace.events import Trace
 from tutorial_engine.trace.pool import PoolHistory, PoolSnapshot
+from tutorial_engine.viz.drawing.letters import cut_to
 from tutorial_engine.viz.drawing.parts import BOLD, MARGIN, RIGHT, TRACK, WIDTH, Sheet
 from tutorial_engine.viz.drawing.pool import draw_key, draw_pool, looks_of, strip_height
-from tutorial_engine.viz.drawing.request_look import chip, cut_to, nice_step, patch
+from tutorial_engine.viz.drawing.request_look import chip, nice_step, patch
 from tutorial_engine.viz.drawing.scene import Scene
 from tutorial_engine.viz.explorers.explorer import Explorer
 from tutorial_engine.viz.run.run import Run
@@ -122,9 +123,9 @@ class RaceExplorer(Explorer):
             got, all_of_it = lap.got(name, when), len(lap.run.life(name).token_times)
             chip(sheet, lane, left, y + TALL / 2, cut_to(name, NAME - 24, 13), self.looks[name])
             sheet.rect(f"{lane}.track", (left + NAME, y, BAR, TALL), TRACK, rx=2)
-            part = got / max(all_of_it, 1)
+            share = got / max(all_of_it, 1)
             if got:
-                patch(sheet, f"{lane}.bar", (left + NAME, y, BAR * part, TALL), self.looks[name])
+                patch(sheet, f"{lane}.bar", (left + NAME, y, BAR * share, TALL), self.looks[name])
             ended = lap.done(name)
             said = f"{got} of {all_of_it}" + ", waits" * (name in waiting)
             if ended is not None and ended <= when:
@@ -134,6 +135,6 @@ class RaceExplorer(Explorer):
     def caption(self, step: int) -> str:
         """What both runs have reached, and when each is done."""
         when = self.tick * step / 1000
-        told = [f"{name}: {lap.state(when)}" for name, lap in self.laps.items()]
+        states = [f"{name}: {lap.state(when)}" for name, lap in self.laps.items()]
         ends = " and ".join(f"{1000 * lap.end:.0f} ms in {name}" for name, lap in self.laps.items())
-        return f"After {self.tick * step:g} ms: {'; '.join(told)}. The whole run takes {ends}."
+        return f"After {self.tick * step:g} ms: {'; '.join(states)}. The whole run takes {ends}."

@@ -36,8 +36,8 @@ from tutorial_engine.viz.drawing.flow import (
     table,
     words,
 )
+from tutorial_engine.viz.drawing.letters import cut_to, text_width
 from tutorial_engine.viz.drawing.parts import BOLD, DEAF, FAINT, MARGIN, THICK, TRACK, Sheet, Style
-from tutorial_engine.viz.drawing.request_look import cut_to, text_width
 from tutorial_engine.viz.drawing.scene import Scene
 from tutorial_engine.viz.drawing.style import BLUE, INK, PAPER, QUIET, RULE
 from tutorial_engine.viz.explorers.explorer import Explorer, button, decimal, number, slider, text
@@ -207,7 +207,7 @@ class SamplingExplorer(Explorer):
         """What another order of the filters would have kept."""
         if self.params.temperature == 0 or step < 2:
             return ""
-        if step == len(self.stages) - 1 and sum(not one.is_off for one in self.stages[2:]) > 1:
+        if step == len(self.stages) - 1 and sum(not stage.is_off for stage in self.stages[2:]) > 1:
             other = self._left(FILTERS[::-1])
             if other == self.stages[step].num_kept:
                 return "; the reverse order of the filters would keep as many"
@@ -281,14 +281,16 @@ class SamplingExplorer(Explorer):
             said += f" and becomes the new 100 %; {percent(1 - now.mass)} is lost"
         parts = [("kept", now.mass)]
         parts += [(f"lost to {stage.name}", before.mass - stage.mass) for before, stage in past]
-        boxes = [self._part(*part).named(f"mass{i}") for i, part in enumerate(parts) if part[1] > 0]
+        boxes = [self._part(*mass).named(f"mass{i}") for i, mass in enumerate(parts) if mass[1] > 0]
         return column(words(said, **BOLD).named("mass"), row(*boxes, gap=0))
 
-    def _part(self, name: str, part: float) -> Piece:
+    def _part(self, name: str, amount: float) -> Piece:
         """A part of the mass, with as many of its words as it has room for."""
-        wide, tip = (WIDTH - 2 * MARGIN) * part, f"{name}: {100 * part:.1f} % of the probability"
-        tries = [f"{name}: {share(part)}", f"{name.removeprefix('lost to ')}: {share(part)}"]
-        fits = [said for said in (*tries, share(part)) if text_width(said, 11.5, True) + 10 < wide]
+        wide = (WIDTH - 2 * MARGIN) * amount
+        tip = f"{name}: {100 * amount:.1f} % of the probability"
+        tries = [f"{name}: {share(amount)}", f"{name.removeprefix('lost to ')}: {share(amount)}"]
+        tries.append(share(amount))
+        fits = [said for said in tries if text_width(said, 11.5, True) + 10 < wide]
         if name == "kept":
             box, look = bar(1, wide, BLUE, tip, 24), Style(fill=PAPER)
         else:
@@ -300,7 +302,7 @@ class SamplingExplorer(Explorer):
         """A line for each of the likeliest tokens: before, after, and how often it was drawn."""
         first, now, shown = self.stages[0], self.stages[step], self.shown_ids
         drawn, count = Counter(self.draws(step)), len(self.draws(step))
-        most = max(3, *drawn.values(), count * float(now.probs.max()))
+        largest = max(3, *drawn.values(), count * float(now.probs.max()))
         head = words(f"{counted(count, 'draw')}, seed {self.value('seed')}", **BOLD).named("draws")
         key = row(bar(1, 2.5, INK, tall=13), words("expected", 11, **FAINT))
         after = f"after {now.name}" if step else "no filter yet"
@@ -318,9 +320,9 @@ class SamplingExplorer(Explorer):
             lines.append([name, *self._bar(before, f"“{label}”"), *shows])
             if count:
                 tip = f"“{label}” drawn {n} times, expected {want:.1f}"
-                times = bar(n / most, BAR, BLUE, tip, 12)
+                times = bar(n / largest, BAR, BLUE, tip, 12)
                 if is_kept:
-                    times = over(times, bar(1, 2.5, INK, tip, 16), across=want / most)
+                    times = over(times, bar(1, 2.5, INK, tip, 16), across=want / largest)
                 said = words(f"{n}" * is_kept, 11.5, **({} if n else FAINT))
                 lines[-1] += [times, said.named(f"drawn{i}.n")]
         others = list[str]()
@@ -333,9 +335,9 @@ class SamplingExplorer(Explorer):
         lines.append([words(each, 11.5) for each in others])
         return table(lines, 8, 0, (LABEL, BAR, 76, BAR, 106, BAR), 18, across=[1])
 
-    def _bar(self, part: float, name: str) -> list[Piece]:
-        shown = bar(part / self.most, BAR, BLUE, f"{name}: {100 * part:.2f} %", 12)
-        return [shown, words(f"{100 * part:.1f} %", 11.5)]
+    def _bar(self, share: float, name: str) -> list[Piece]:
+        shown = bar(share / self.most, BAR, BLUE, f"{name}: {100 * share:.2f} %", 12)
+        return [shown, words(f"{100 * share:.1f} %", 11.5)]
 
     def _dropped(self, i: int, step: int) -> list[Piece]:
         """A token that cannot be drawn any more: who dropped it, and the probability it had."""
@@ -346,8 +348,8 @@ class SamplingExplorer(Explorer):
         tip = f"“{self.labels[i]}” was dropped by {name}; after {before.name} it had "
         track = cell(BAR, 12, "free", tip=f"{tip}{100 * had:.2f} %", rx=0, stroke=TRACK)
         wide = max(BAR * had / self.most, 1.5)
-        part = cell(wide, 12, "reserved", rx=0, stroke=QUIET, **DEAF)
-        return [over(track, part, across=0), words(f"× {name}", 11.5, **FAINT)]
+        rest = cell(wide, 12, "reserved", rx=0, stroke=QUIET, **DEAF)
+        return [over(track, rest, across=0), words(f"× {name}", 11.5, **FAINT)]
 
 
 def _off(each: Filter) -> float:

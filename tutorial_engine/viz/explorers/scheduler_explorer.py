@@ -102,7 +102,7 @@ class SchedulerExplorer(Explorer):
         requests = coming(self.prompts, self.value("arrivals"), LONG_PROMPT)
         for i, count in enumerate(self.wanted):  # the long one wants as many as any
             requests[i] = requests[i]._replace(max_tokens=count)
-        longest_prompt = max(len(self.tokenizer.encode(one.prompt).ids) for one in requests)
+        longest_prompt = max(len(self.tokenizer.encode(request.prompt).ids) for request in requests)
         longest = longest_prompt + self.params.max_tokens
         room = min(MAX_SLOTS, self.model.config.max_position_embeddings)
         if longest > room:

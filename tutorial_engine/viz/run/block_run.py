@@ -19,7 +19,7 @@ from tutorial_engine.viz.words import counted, listed, verb
 DIGITS = 4  # of a hash, in a picture
 KINDS = {  # of a slot that a request has -> in tips
     "cached": "its K and V are there",
-    "run": "written in this step",
+    "written": "written in this step",
     "known": "not run yet, the slot is reserved",
     "empty": "the slot is reserved, no token yet",
 }
@@ -329,19 +329,19 @@ class BlockRun(Run):
         now, owners = self.blocks[step], self.owners(step)
         if not owners:
             return "no block is in use"
-        stored = sum(max(owner.filled for owner in own) for own in owners.values())
+        stored = sum(max(owner.filled for owner in holders) for holders in owners.values())
         groups, twice = set(), 0
-        for own in owners.values():
-            both = min(sorted(owner.filled for owner in own)[-2:]) if len(own) > 1 else 0
+        for holders in owners.values():
+            both = min(sorted(owner.filled for owner in holders)[-2:]) if len(holders) > 1 else 0
             twice += both
-            groups |= {tuple(owner.name for owner in own)} if both else set()
+            groups |= {tuple(owner.name for owner in holders)} if both else set()
         whom = listed(groups.pop()) if len(groups) == 1 else "several"
         each, many = sum(now.held.values()), counted(len(now.tables), "request")
         once = f" ({twice} of them stored once for {whom}; counted by request they are {each})"
-        one, slots = len(owners) == 1, len(owners) * self.block_size
-        its = f"{slots - stored} of {'its' if one else 'their'} {slots} slots"
+        is_one, slots = len(owners) == 1, len(owners) * self.block_size
+        its = f"{slots - stored} of {'its' if is_one else 'their'} {slots} slots"
         return (
-            f"{len(owners)} of {self.num_blocks} blocks hold{'s' * one} "
+            f"{len(owners)} of {self.num_blocks} blocks hold{'s' * is_one} "
             f"{counted(stored, 'token')} of {many}{once * (twice > 0)}; {its} "
             f"{'is' if slots - stored == 1 else 'are'} reserved but empty"
         )
@@ -371,24 +371,24 @@ class BlockRun(Run):
         )
 
     def token_kind(self, step: int, name: str, position: int) -> str:
-        """What a slot holds: "cached" K and V, "run" in this step, a "known" token, or "empty"."""
+        """What a slot holds: "cached" K and V, "written" now, a "known" token, or "empty"."""
         now = self.blocks[step]
         if now.is_written(name, position):
-            return "run"
+            return "written"
         if position < now.held[name]:
             return "cached"
         return "known" if position < len(now.state.requests[name].token_ids) else "empty"
 
     def about_block(self, step: int, block: int) -> str:
         """Its holders, positions, tokens, hash and the one before it, and what just happened."""
-        now, own = self.blocks[step], self.owners(step).get(block, [])
+        now, holders = self.blocks[step], self.owners(step).get(block, [])
         parts, hash_ = [f"block {block}"], now.hashes.get(block)
         ids: tuple[int, ...] = ()
-        if own:
-            first = own[0].entry * self.block_size
-            who = f"ref {len(own)}: {listed(owner.name for owner in own)}"
+        if holders:
+            first = holders[0].entry * self.block_size
+            who = f"ref {len(holders)}: {listed(owner.name for owner in holders)}"
             parts += [who, f"positions {first}–{first + self.block_size - 1}"]
-            ids = now.state.requests[own[0].name].token_ids[first : first + own[0].filled]
+            ids = now.state.requests[holders[0].name].token_ids[first : first + holders[0].filled]
         else:
             place = now.free.index(block)
             parts.append("free, goes next" if not place else f"free, {place} go before it")
@@ -397,7 +397,7 @@ class BlockRun(Run):
         parts += [cut_label(words, 48)] if words else []
         if hash_:
             parts.append(f"hash {hash_} ← {self.hashed[hash_].parent or 'root'}")
-        elif self.prefix_caching and own and own[0].filled == self.block_size:
+        elif self.prefix_caching and holders and holders[0].filled == self.block_size:
             parts.append("an equal block is the one to be found")
         return " · ".join((*parts, *now.touched.get(block, ())))
 

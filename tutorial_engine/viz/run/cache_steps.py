@@ -56,9 +56,9 @@ def _parts(batch: Batch) -> dict[int, Part]:
     columns = (batch.input_ids, batch.positions, batch.slot_mapping)
     by_request = zip(*(tuple(x.split(batch.query_lens)) for x in columns), strict=True)
     found = {}
-    for name, context, own in zip(batch.seq_ids, batch.context_slots, by_request, strict=True):
+    for name, context, rows in zip(batch.seq_ids, batch.context_slots, by_request, strict=True):
         assert isinstance(context, slice), "rows are neighbours in memory"
-        ids, positions, slots = (tuple(x.tolist()) for x in own)
+        ids, positions, slots = (tuple(x.tolist()) for x in rows)
         reads = (context.start, context.stop - context.start)
         found[NAMES.index(name)] = Part(ids, positions, slots, reads)
     return found
@@ -159,12 +159,13 @@ class CacheRun:
 
     def used(self, step: int) -> int:
         """Slots in use after a step."""
-        return sum(one.step <= step for one in self.stored.values())
+        return sum(stored.step <= step for stored in self.stored.values())
 
     def used_in_row(self, step: int, row: int) -> int:
         """Slots of a row in use after a step."""
         return sum(
-            one.step <= step and slot // self.row_len == row for slot, one in self.stored.items()
+            stored.step <= step and slot // self.row_len == row
+            for slot, stored in self.stored.items()
         )
 
     def tokens_run(self, step: int) -> tuple[int, int]:
@@ -173,8 +174,8 @@ class CacheRun:
         Without a cache every next token costs a run of all that its request has.
         """
         again = 0
-        for number, one in enumerate(self.steps[:step], 1):
-            again += sum(self.used_in_row(number, row) for row in one.best)
+        for number, forward in enumerate(self.steps[:step], 1):
+            again += sum(self.used_in_row(number, row) for row in forward.best)
         return self.used(step), again or self.used(step)
 
     def sum_of(self, row: int, position: int) -> str:
@@ -224,14 +225,14 @@ def record_run(
     prompts: Sequence[str],
     new_tokens: int,
     chunk: int,
-    most: int,
+    max_len: int,
 ) -> CacheRun:
-    """Record the prompts in rows whose length is a multiple of 4 and at most `most`.
+    """Record the prompts in rows whose length is a multiple of 4 and at most `max_len`.
 
     ValueError for a prompt that is empty or does not fit.
     """
     encoded = [tokenizer.encode(prompt).ids for prompt in prompts]
-    room = min(most, model.config.max_position_embeddings)
+    room = min(max_len, model.config.max_position_embeddings)
     for name, ids in zip(NAMES, encoded, strict=False):
         if not ids:
             raise ValueError(f"The prompt of {name} is empty: type at least one character.")

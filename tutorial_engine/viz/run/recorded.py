@@ -53,12 +53,11 @@ def record(engine: LLMEngine, requests: Sequence[Coming], params: SamplingParams
     left = list(requests)
     while left or engine.has_unfinished_requests():
         while left and (left[0].step <= engine.num_steps or not engine.has_unfinished_requests()):
-            one = left.pop(0)
+            request = left.pop(0)
             try:
-                own = (
-                    params if one.max_tokens is None else replace(params, max_tokens=one.max_tokens)
-                )
-                engine.add_request(one.name, one.prompt, own)
+                limit = request.max_tokens
+                asked = params if limit is None else replace(params, max_tokens=limit)
+                engine.add_request(request.name, request.prompt, asked)
             except ValueError as error:
                 raise ValueError(f"The engine refuses: {error}.") from error
         if engine.num_steps == MAX_STEPS:

@@ -125,7 +125,7 @@ class SchedulerRun(Run):
     def token_kinds(self, name: str, step: int) -> list[str]:
         """For each token of a request that is known by the end of a step, what has become of it.
 
-        "cached" before the step, "run" in it, "known" and not run, "sampled" by it, or "gone".
+        "cached" before the step, "written" in it, "known" and not run, "sampled" by it, or "gone".
         """
         now = self.steps[step]
         request, event = now.planned.requests[name], now.scheduled.get(name)
@@ -133,7 +133,7 @@ class SchedulerRun(Run):
         if step and name in self.over(step - 1):
             return ["gone"] * known
         done, count = request.num_computed_tokens, len(event.slots) if event else 0
-        kinds = ["cached"] * done + ["run"] * count + ["known"] * (known - done - count)
+        kinds = ["cached"] * done + ["written"] * count + ["known"] * (known - done - count)
         return kinds + ["sampled"] * (name in now.by_request(TokenSampled))
 
     def caption(self, step: int) -> str:

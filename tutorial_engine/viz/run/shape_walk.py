@@ -69,9 +69,9 @@ def shape_walk(model: CausalLM, batch: Batch) -> list[ShapeStep]:
     last = hidden[list(batch.last_token_indices)]
     logits = model.compute_logits(last)
     tied = model.config.tie_word_embeddings
-    own = 0 if tied else model.lm_head.weight.numel()
+    head_params = 0 if tied else model.lm_head.weight.numel()
     head = "lm_head, last rows" + (" (= embed)" if tied else "")
-    steps.append(ShapeStep(head, _shape(last), _shape(logits), own))
+    steps.append(ShapeStep(head, _shape(last), _shape(logits), head_params))
     return steps
 
 

@@ -4,20 +4,20 @@ Two of them: all that there is to know of a block, and a simple one for the firs
 is laid out where; what there is to say comes from `run`.
 """
 
-import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 
 from tutorial_engine.trace.events import BlockCopied, Trace
+from tutorial_engine.viz.drawing.letters import cut_to, name_in, text_width, wrapped
 from tutorial_engine.viz.drawing.parts import (
     BOLD,
     DEAF,
     FAINT,
     GREY,
+    KEY,
     MARGIN,
     RIGHT,
-    THICK,
     WIDTH,
     Grid,
     Mark,
@@ -25,9 +25,10 @@ from tutorial_engine.viz.drawing.parts import (
     Style,
 )
 from tutorial_engine.viz.drawing.picture import Picture
-from tutorial_engine.viz.drawing.request_look import Box, Look, cut_to, look, text_width
-from tutorial_engine.viz.drawing.style import PAPER, QUIET, RULE
+from tutorial_engine.viz.drawing.request_look import Box, Look, look
+from tutorial_engine.viz.drawing.style import INK, PAPER, QUIET, RULE
 from tutorial_engine.viz.run.block_run import DIGITS, BlockRun, Owner, without_hashes
+from tutorial_engine.viz.tokens import visible
 
 MAX_REQUESTS, MAX_BLOCKS, MAX_SIZE = 6, 64, 32  # what can still be read
 LEFT, ENTRY = 56.0, 32.0  # where logical blocks begin; the width of a table entry
@@ -42,7 +43,7 @@ WORDY = 22.0  # pixels of a slot that has room for a word
 KEPT, TOUCH = "free, still findable", "block touched in this step"  # in the key
 TOUCHED, DASHES = "#eceff1", {"stroke_dasharray": "3 3"}
 ZOOM = 1.0  # of a PNG
-STATES = {"cached": "cached", "run": "written", "known": "reserved", "empty": "reserved"}
+WITH_KV = ("cached", "written")  # kinds of a slot; all others are reserved
 # what can happen to a block, by how much it matters
 EVENTS = ("evicted", "copy", "copied", "left", "found", "shared", "taken", "cached")
 
@@ -83,12 +84,12 @@ class BlockView:
     """
 
     title = "Pages: who owns which block"
-    most = (MAX_REQUESTS, MAX_BLOCKS, MAX_SIZE)
+    limits = (MAX_REQUESTS, MAX_BLOCKS, MAX_SIZE)
     layouts: Sequence[tuple[int, float]] = LINES
     logical, table, left = 304.0, 372.0, 500.0  # width of logical blocks; table and pool begin
     handy, tallest = HANDY, TALLEST  # pixels of all logical blocks
     apart = False  # is each block of a request in a line of its own?
-    letters, note = SMALL, 70  # of tokens; how many in a line beside a request
+    letters = SMALL  # of tokens
 
     def __init__(
         self, run: BlockRun, steps: Sequence[int] | None = None, num_drawn: int | None = None
@@ -102,7 +103,8 @@ class BlockView:
             if any(run.is_shown(name, step) for step in shown)
         }
         self._check(len(here))
-        self.facts = {step: textwrap.wrap("; ".join(run.blocks[step].facts), 142) for step in shown}
+        facts = {step: "; ".join(run.blocks[step].facts) for step in shown}
+        self.facts = {step: wrapped(said, WIDTH - 2 * MARGIN, 12) for step, said in facts.items()}
         self.top = 56.0 + 16 * max(1, *(len(lines) for lines in self.facts.values()))
         noted = {name for step in shown for name in run.blocks[step].state.waiting}
         self.lines, heights = self._choose_lines(here, noted)
@@ -111,17 +113,17 @@ class BlockView:
         for name, height in zip(here, heights, strict=True):
             self.tops[name] = y
             y += height + GAP
-        self.pool, self.in_line = self._pool(self.top + 18)
+        self.pool = self._pool(self.top + 18)
         self.queue = self.pool.y + self.pool.height(self.num_drawn) + 10
         self.floor = max(y, self.queue + self._queued()) + 14
 
     def _check(self, requests: int) -> None:
         size, blocks = self.run.block_size, self.run.num_blocks
-        if any(a > b for a, b in zip((requests, blocks, size), self.most, strict=True)):
+        most_requests, most_blocks, most_size = self.limits
+        if requests > most_requests or blocks > most_blocks or size > most_size:
             raise ValueError(
                 f"{requests} requests, {blocks} blocks of {size} tokens: this picture has room for "
-                f"{self.most[0]} requests, {self.most[1]} blocks and blocks of {self.most[2]} "
-                "tokens"
+                f"{most_requests} requests, {most_blocks} blocks and blocks of {most_size} tokens"
             )
 
     def _choose_lines(self, here: Mapping[str, int], noted: set[str]) -> tuple[Lines, list[float]]:
@@ -129,13 +131,13 @@ class BlockView:
         large = (LINES[-1], STRIPS) if self.run.labels else (STRIPS,)  # numbers say nothing
         choices = self.layouts if self.run.block_size <= STRIPS[0] else large
         size = self.run.block_size
-        for most, (chips, tall) in product((self.handy, self.tallest), choices):
+        for room, (chips, tall) in product((self.handy, self.tallest), choices):
             lines = Lines(size, min(chips, size) if self.apart else chips, tall)
             heights = [
                 max(lines.height(many), 22) + 14 * (name in noted and many > 0)
                 for name, many in here.items()
             ]
-            if sum(heights) + GAP * len(heights) <= most:
+            if sum(heights) + GAP * len(heights) <= room:
                 return lines, heights
         fit = int((self.tallest / len(here) - GAP) // lines.height(1)) * lines.in_line
         raise ValueError(
@@ -143,20 +145,24 @@ class BlockView:
             f"this picture has room for up to {fit} each, of {self.run.block_size} tokens"
         )
 
-    def _pool(self, top: float) -> tuple[Grid, int]:
-        """Places of the physical blocks, with their words; slots side by side in each."""
-        blocks, size = self.num_drawn, self.run.block_size
+    @property
+    def in_line(self) -> int:
+        """Slots of a physical block side by side."""
+        size = self.run.block_size
+        return size if size <= 6 else -(-size // 2)
+
+    def _pool(self, top: float) -> Grid:
+        """Places of the physical blocks, with their words."""
+        blocks, lines = self.num_drawn, -(-self.run.block_size // self.in_line)
         columns = 5 if blocks <= 20 else 6 if blocks <= 40 else 8
         columns = 4 if blocks <= 16 and blocks % 5 else columns
-        in_line = size if size <= 6 else -(-size // 2)
-        tall = 18 + SLOT * -(-size // in_line) + 3 * TEXT + 3
-        gap = (GUTTER, GUTTER - 6)
+        tall, gap = 18 + SLOT * lines + 3 * TEXT + 3, (GUTTER, GUTTER - 6)
         wide = (WIDTH - self.left) / columns
-        return Grid(self.left, top, wide, tall + gap[1], columns, gap), in_line
+        return Grid(self.left, top, wide, tall + gap[1], columns, gap)
 
     def _queued(self) -> float:
         """Pixels that the queue of free blocks takes."""
-        return 15.0 * len(free_lines(range(self.run.num_blocks)))
+        return 15.0 * len(free_lines(range(self.run.num_blocks), WIDTH - self.left - MARGIN))
 
     def slots(self, block: int) -> Grid:
         """Places of the slots of a physical block."""
@@ -215,7 +221,7 @@ class _Step(Sheet):
             self.note("chain", WIDTH - MARGIN, self.view.top, chain, **RIGHT)
         for i, event in enumerate(self.now.copies):
             self.copy(i, event)
-        for i, line in enumerate(free_lines(self.now.free)):
+        for i, line in enumerate(free_lines(self.now.free, WIDTH - self.view.left - MARGIN)):
             self.text(f"free.{i}", self.view.left, self.view.queue + 15 * i, line, 11)
 
     def _said(self, tip: str) -> str:
@@ -239,10 +245,10 @@ class _Step(Sheet):
 
     def request(self, name: str, top: float) -> None:
         """A request's letter, its logical blocks, and its table beside them."""
-        one, room, view = self.looks[name], LEFT - 18, self.view
-        size = 17.0 if text_width(name, 17, bold=True) <= room else 11.0
-        words = cut_to(name, room, size, bold=True)
-        self.text(f"request.{name}", 12, top + 16, words, size, fill=one.ink, **BOLD)
+        colours, room, view = self.looks[name], LEFT - 18, self.view
+        self.text(
+            f"request.{name}", 12, top + 16, *name_in(room, name, 17), fill=colours.ink, **BOLD
+        )
         lines, table = view.lines, self.now.tables.get(name, ())
         blocks = lines.places(LEFT, top, view.logical)
         entries = lines.places(view.table, top, view.left - view.table - 12)
@@ -255,28 +261,37 @@ class _Step(Sheet):
             for offset in range(lines.size):
                 position = index * lines.size + offset
                 self.token(f"token.{position}.{name}", name, position, tokens.box(offset))
-            self.entry(name, one, index, block, entries.box(index))
+            self.entry(name, colours, index, block, entries.box(index))
         if not table:
-            said = textwrap.wrap(self.run.why_idle(self.step, name), self.view.note)
+            room = self.view.table + 70 - LEFT  # inside the part that a phone shows
+            said = wrapped(self.run.why_idle(self.step, name), room, KEY)
             for i, line in enumerate(said):
                 self.note(f"note.{name}" + f".{i}" * bool(i), LEFT, top + 15 + 14 * i, line)
         elif name in self.now.state.waiting:
             y = top + lines.height(len(table)) + 10
             self.note(f"note.{name}", LEFT, y, self.run.why_idle(self.step, name))
 
-    def token(self, item: str, name: str, position: int, box: Box, known: bool = True) -> None:
+    def token(
+        self,
+        item: str,
+        name: str,
+        position: int,
+        box: Box,
+        known: bool = True,
+        shared: Sequence[Look] = (),
+    ) -> None:
         """One token, or the place of one; `known`: those that have not run have words, too."""
         kind, letters = self.run.token_kind(self.step, name, position), self.view.letters
         tip = self._said(self.run.about_token(self.step, name, position))
-        self.cell(item, box, STATES[kind], self.looks[name], tip)
-        has_words = kind in ("cached", "run") or (kind == "known" and known)
-        if has_words and self.view.lines.chips != STRIPS[0]:
-            token = self.now.state.requests[name].token_ids[position]
-            words = cut_to(self.run.label(token), box[2] - 3, letters)
-            style = FAINT if kind == "known" else {}
-            self.inside(f"{item}.word", box, words, letters, **style)
+        word = ""
+        if kind != "empty" and (kind != "known" or known) and self.view.lines.chips != STRIPS[0]:
+            word = visible(self.run.label(self.now.state.requests[name].token_ids[position]))
+        state = kind if kind in WITH_KV else "reserved"
+        style = FAINT if kind == "known" else {}
+        edge: Style = {"stroke": INK} if len(shared) > 1 else {}
+        self.cell(item, box, state, self.looks[name], tip, word, letters, style, shared, **edge)
 
-    def entry(self, name: str, one: Look, index: int, block: int, place: Box) -> Box:
+    def entry(self, name: str, look: Look, index: int, block: int, place: Box) -> Box:
         """An entry of a table: the block's number and, with room, how full it is → its box."""
         x, y, room, _ = place
         size, first = self.run.block_size, index * self.run.block_size
@@ -288,7 +303,7 @@ class _Step(Sheet):
             f"in block {block}, slots {block * size}–{(block + 1) * size - 1}; "
             f"{filled} of {size} filled"
         )
-        edge: Style = {"stroke": one.colour, "stroke_width": 1.6, "rx": 3}
+        edge: Style = {"stroke": look.colour, "stroke_width": 1.6, "rx": 3}
         self.cell(f"entry.{index}.{name}", box, "free", tip=tip, **edge)
         number = f"block.{index}.{name}"
         self.inside(number, box, str(block), 11.0 if box[2] >= 24 else TINY, **BOLD)
@@ -302,54 +317,55 @@ class _Step(Sheet):
 
     def block(self, block: int) -> None:
         """A physical block: number, holders, slots, hash, and what the step did to it."""
-        own, touched = self.owners.get(block, []), self.now.touched.get(block, ())
+        holders, touched = self.owners.get(block, []), self.now.touched.get(block, ())
         x, y, w, h = self.view.pool.box(block)
         card, fill = (x - 5, y - 1, w + 10, h), TOUCHED if touched else PAPER
         tip = self._said(self.run.about_block(self.step, block))
         edge: Style = {"stroke": QUIET, **DASHES} if touched else {}
         self.rect(f"block.{block}", card, fill, tip, rx=4, **edge)
         self.text(f"number.{block}", x, y + 13, str(block), 12, **BOLD, **DEAF)
-        many = f"ref {len(own)}" if own else "next" if self.now.free[0] == block else ""
+        many = f"ref {len(holders)}" if holders else "next" if self.now.free[0] == block else ""
         if many:
-            style = BOLD if len(own) > 1 else FAINT
+            style = BOLD if len(holders) > 1 else FAINT
             self.text(f"ref.{block}", x + w, y + 13, many, SMALL, **RIGHT, **DEAF, **style)
         slots = self.view.slots(block)
         for offset in range(self.run.block_size):
-            self._slot(block, offset, own, slots.box(offset))
-        self._owners(block, own, (x, y + h - 2 * TEXT - 5, w + 1))
-        for i, (words, style) in enumerate(self._words(block, own, touched, w + 1)):
+            self._slot(block, offset, holders, slots.box(offset))
+        self._owners(block, holders, (x, y + h - 2 * TEXT - 5, w + 1))
+        for i, (words, style) in enumerate(self._words(block, holders, touched, w + 1)):
             if words:
                 base = y + h - 2 * TEXT - 5 + TEXT * i
                 self.text(f"words.{block}.{i}", x, base, words, TINY, **style, **DEAF)
 
-    def _slot(self, block: int, offset: int, own: Sequence[Owner], box: Box) -> None:
+    def _slot(self, block: int, offset: int, holders: Sequence[Owner], box: Box) -> None:
         """One slot: free, kept, reserved, one holder's, or a diagonal band for each holder."""
         run, name = self.run, f"slot.{block * self.run.block_size + offset}"
         kinds = {
             owner.name: run.token_kind(self.step, owner.name, owner.entry * run.block_size + offset)
-            for owner in own
+            for owner in holders
         }
-        there = [self.looks[who] for who, kind in kinds.items() if kind in ("cached", "run")]
-        if len(there) > 1:
-            edge = THICK if "run" in kinds.values() else {}
-            self.shared_cell(name, box, [one.dark for one in there], **edge)
-        elif there:
-            state = "written" if "run" in kinds.values() else "cached"
-            self.cell(name, box, state, there[0], **DEAF)
-        elif not own and (hash_ := self.now.hashes.get(block)):
-            self.cell(name, box, "kept", self.looks[self.now.cached_by[block]], **DEAF)
-            if box[2] >= WORDY:
-                words = run.label(run.hashed[hash_].token_ids[offset])
-                self.inside(f"{name}.word", box, cut_to(words, box[2] - 1, TINY), TINY, **FAINT)
+        there = [self.looks[who] for who, kind in kinds.items() if kind in WITH_KV]
+        if there:
+            state = "solid" if len(there) > 1 else "cached"
+            state = "written" if "written" in kinds.values() else state
+            edge: Style = {"stroke": INK} if len(there) > 1 else {}
+            self.cell(name, box, state, there[0], shared=there, **edge, **DEAF)
+        elif not holders and (hash_ := self.now.hashes.get(block)):
+            token = run.hashed[hash_].token_ids[offset]
+            word = visible(run.label(token)) if box[2] >= WORDY else ""
+            last = self.looks[self.now.cached_by[block]]
+            self.cell(name, box, "kept", last, "", word, TINY, FAINT, **DEAF)
         else:
-            self.cell(name, box, "reserved" if own else "free", **DEAF)
+            self.cell(name, box, "reserved" if holders else "free", **DEAF)
 
-    def _owners(self, block: int, own: Sequence[Owner], place: tuple[float, float, float]) -> None:
+    def _owners(
+        self, block: int, holders: Sequence[Owner], place: tuple[float, float, float]
+    ) -> None:
         """The holders' names in their colours, as many as there is room for."""
         x, base, room = place
         at = x
-        for i, owner in enumerate(own):
-            words = owner.name + "," * (i < len(own) - 1)
+        for i, owner in enumerate(holders):
+            words = owner.name + "," * (i < len(holders) - 1)
             wide, style = text_width(words, 11, bold=True), BOLD | DEAF
             if at + wide > x + room:
                 self.text(f"who.{block}.{i}", at, base, "…", 11, **style)
@@ -359,17 +375,17 @@ class _Step(Sheet):
             at += wide + 4
 
     def _words(
-        self, block: int, own: Sequence[Owner], touched: Sequence[str], room: float
+        self, block: int, holders: Sequence[Owner], touched: Sequence[str], room: float
     ) -> list[tuple[str, Style]]:
         """Three lines below a block; the first is empty where its holders stand there."""
         run, hash_ = self.run, self.now.hashes.get(block)
-        first, second = "" if own else "free", ""
+        first, second = "" if holders else "free", ""
         if hash_ is not None:
             first = first and fitting([KEPT, "still findable", "findable"], room)
             before = (run.hashed[hash_].parent or "root")[:DIGITS]
             second = fitting([f"{hash_[:DIGITS]} ← {before}", hash_[:DIGITS]], room)
-        elif own:
-            filled = max(owner.filled for owner in own)
+        elif holders:
+            filled = max(owner.filled for owner in holders)
             full = "not findable" if run.prefix_caching else "full"
             second = f"open, {filled}/{run.block_size}" if filled < run.block_size else full
         third = fitting(shortened(touched), room, bold=True)
@@ -409,22 +425,27 @@ class _Step(Sheet):
 
     def _marks(self, kinds: set[str], has_steps: bool) -> dict[str, tuple[Mark, bool]]:
         """Words -> what they explain, and whether it is there, with slots of these `kinds`."""
-        now, dark = self.now, [one.dark for one in self.looks.values()][:2]
-        several = any(sum(one.filled > 0 for one in own) > 1 for own in self.owners.values())
+        now, two = self.now, [*self.looks.values()][:2]
+        several = any(
+            sum(owner.filled > 0 for owner in holders) > 1 for holders in self.owners.values()
+        )
         known = self.view.lines.chips != STRIPS[0] and (has_steps or "known" in kinds)
         reserved = "reserved" + " (grey word: known, not run)" * known
         touched: Style = {"fill": TOUCHED, "rx": 2, "stroke": QUIET, **DASHES}
         findable = [block in now.hashes for block in now.free]
         marks: dict[str, tuple[Mark, bool]] = {
             "K and V are there": (self.sample("cached", GREY), "cached" in kinds),
-            "written in this step": (self.sample("written", GREY), "run" in kinds),
+            "written in this step": (self.sample("written", GREY), "written" in kinds),
             reserved: (self.sample("reserved"), bool(kinds & {"known", "empty"})),
-            "shared": (lambda name, box: self.shared_cell(name, box, dark), several),
+            "shared": (self.sample("solid", two[0], shared=two, stroke=INK), several),
             KEPT: (self.sample("kept", GREY), any(findable)),
             "free": (self.sample("free"), not all(findable)),
             TOUCH: (lambda name, box: self.rect(name, box, **touched), bool(now.touched)),
         }
-        never = {"shared" if len(dark) < 2 else "", "" if self.run.prefix_caching else KEPT}
+        caches = self.run.prefix_caching
+        never = {"" if caches else KEPT}
+        if len(two) < 2 or not (caches or self.run.forks):
+            never |= {"shared"}
         return {words: mark for words, mark in marks.items() if words not in never}
 
 
@@ -435,17 +456,17 @@ class SimpleBlockView(BlockView):
     """
 
     title = "Pages: logical blocks, block tables, and the pool"
-    most = (16, SIMPLE_BLOCKS, 16)
+    limits = (16, SIMPLE_BLOCKS, 16)
     layouts, handy, tallest, apart = SIMPLE, TALLEST, 840.0, True
     logical, table = 252.0, 318.0
-    letters, note = 11.5, 60
+    letters = 11.5
 
-    def _pool(self, top: float) -> tuple[Grid, int]:
+    def _pool(self, top: float) -> Grid:
         """Blocks below each other, in one column or two."""
         columns = 1 if self.run.num_blocks <= ONE_COLUMN else 2
         self.left = 560.0 if columns == 1 else 470.0
         wide, tall = (WIDTH - self.left) / columns, self.lines.height(1) + 5
-        return Grid(self.left, top, wide, tall, columns), 1
+        return Grid(self.left, top, wide, tall, columns)
 
     def _queued(self) -> float:
         return 0.0
@@ -483,9 +504,9 @@ class _SimpleStep(_Step):
         wide = min(pool.wide, view.logical + 86)
         return [[(0, top, view.table + 82, tall)], *([(x - 4, top, wide, tall)] for x in lefts)]
 
-    def entry(self, name: str, one: Look, index: int, block: int, place: Box) -> Box:
+    def entry(self, name: str, look: Look, index: int, block: int, place: Box) -> Box:
         """An entry of a table, and the line to the block that it names."""
-        box = super().entry(name, one, index, block, (*place[:2], ENTRY + 3, place[3]))
+        box = super().entry(name, look, index, block, (*place[:2], ENTRY + 3, place[3]))
         x, y = box[0] + box[2] + 2, box[1] + box[3] / 2
         to = self.view.place(block)
         at, end = self.view.left - 6, (to[0] - 2, to[1] + box[3] / 2)
@@ -496,65 +517,62 @@ class _SimpleStep(_Step):
             gap = to[1] - 5.5
             line = f"M{x} {y}C{middle} {y} {middle} {gap} {at} {gap}L{to[0] - 14} {gap}"
             line += f"Q{to[0] - 8} {gap} {end[0]} {end[1]}"
-        style: Style = {"fill": "none", "stroke": one.colour, "stroke_width": 1.7}
+        style: Style = {"fill": "none", "stroke": look.colour, "stroke_width": 1.7}
         self.add(f"line.{index}.{name}", "path", d=line, **style, **DEAF)
-        self.add(f"dot.{index}.{name}", "circle", cx=end[0], cy=end[1], r=3.2, fill=one.colour)
+        self.add(f"dot.{index}.{name}", "circle", cx=end[0], cy=end[1], r=3.2, fill=look.colour)
         return box
 
     def block(self, block: int) -> None:
         """A physical block: its number, its slots with their tokens, and whose it is."""
-        own, (x, y, wide, tall) = self.owners.get(block, []), self.view.place(block)
+        holders, (x, y, wide, tall) = self.owners.get(block, []), self.view.place(block)
         base = self.view.lines.tall / 2 + 1.7
         self.text(f"number.{block}", x + 4, y + base, str(block), 12, **BOLD, **DEAF)
         room = min(self.view.logical, wide - 74)
         slots = self.view.lines.tokens((x + 26, y, room, tall))
         for offset in range(self.run.block_size):
-            self._slot(block, offset, own, slots.box(offset))
+            self._slot(block, offset, holders, slots.box(offset))
         at = x + 30 + room
-        self._owners(block, own, (at, y + base, x + wide - at - 4))
-        if not own:
+        self._owners(block, holders, (at, y + base, x + wide - at - 4))
+        if not holders:
             self.note(f"who.{block}", at, y + base, "free", self.view.letters)
 
-    def _slot(self, block: int, offset: int, own: Sequence[Owner], box: Box) -> None:
+    def _slot(self, block: int, offset: int, holders: Sequence[Owner], box: Box) -> None:
         """One slot: free, reserved, or with its token; a band for each holder if it is shared."""
         item = f"slot.{block * self.run.block_size + offset}"
-        if not own:
+        if not holders:
             self.cell(item, box, "free", tip=f"block {block}, {item.replace('.', ' ')}: free")
             return
-        there = [one for one in own if offset < one.filled] or own[:1]
+        there = [owner for owner in holders if offset < owner.filled] or holders[:1]
         first = there[0]
         position = first.entry * self.run.block_size + offset
-        self.token(item, first.name, position, box, known=False)
-        if len(there) > 1:
-            word = self.items.pop(f"{item}.word")
-            self.shared_cell(f"{item}.shared", box, [self.looks[one.name].light for one in there])
-            self.items[f"{item}.word"] = word  # on top of the bands
+        shared = [self.looks[owner.name] for owner in there]
+        self.token(item, first.name, position, box, known=False, shared=shared)
 
     def _marks(self, kinds: set[str], has_steps: bool) -> dict[str, tuple[Mark, bool]]:
-        """Of the key: nothing marks a block that is touched, and only forks share here."""
+        """Of the key: nothing marks a block that is touched."""
         marks = super()._marks(kinds, has_steps)
         del marks[TOUCH]
-        return marks if self.run.forks else {w: m for w, m in marks.items() if w != "shared"}
+        return marks
 
 
-def free_lines(free: Sequence[int]) -> list[str]:
+def free_lines(free: Sequence[int], room: float) -> list[str]:
     """The order in which free blocks are taken, in lines that fit below the pool."""
     queue = ", ".join(map(str, free)) or "none: who needs one must wait, or somebody gives way"
-    return textwrap.wrap(f"free blocks, in the order in which they go: {queue}", 76)
+    return wrapped(f"free blocks, in the order in which they go: {queue}", room, 11)
 
 
 def shortened(touched: Sequence[str]) -> list[str]:
     """What happened to a block, in fewer and fewer words; what matters most stays longest."""
     if not touched:
         return [""]
-    told = sorted(
+    by_weight = sorted(
         touched, key=lambda words: min(EVENTS.index(w) for w in words.split() if w in EVENTS)
     )
     some = [
-        ", ".join(words for words in touched if words in told[:many])  # in the order of time
-        for many in range(len(told), 0, -1)
+        ", ".join(words for words in touched if words in by_weight[:many])  # in the order of time
+        for many in range(len(by_weight), 0, -1)
     ]
-    first = told[0].split()
+    first = by_weight[0].split()
     return [*some, "evicted" if "evicted" in first else first[0]]
 
 

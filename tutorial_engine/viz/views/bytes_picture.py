@@ -18,18 +18,17 @@ def bytes_picture(rows: Sequence[tuple[str, float, float | None]]) -> Picture:
     """
     figure, (ax,) = panels(8.5, 0.75 * len(rows) + 1.5)
     parts = []
-    for y, (name, own, mha) in enumerate(rows):
+    for y, (name, kept, mha) in enumerate(rows):
         up = 0.0 if mha is None else 0.18
-        label_bars(ax, ax.barh(y - up, own, 0.34, color=BLUE), [num_bytes(own)])
-        parts.append(f"{name}: {num_bytes(own)}")
+        label_bars(ax, ax.barh(y - up, kept, 0.34, color=BLUE), [num_bytes(kept)])
+        parts.append(f"{name}: {num_bytes(kept)}")
         if mha is not None:
-            words = f"{num_bytes(mha)}, {mha / own:.3g} times as much"
+            words = f"{num_bytes(mha)}, {mha / kept:.3g} times as much"
             bar = ax.barh(y + up, mha, 0.34, edgecolor=RED, **HATCH)
             label_bars(ax, bar, [words], color=QUIET)
             parts[-1] += f" instead of {num_bytes(mha)}"
-    rows_of_bars(
-        ax, [row[0] for row in rows], 1.42 * max(max(own, mha or 0) for _, own, mha in rows)
-    )
+    longest = max(max(kept, mha or 0) for _, kept, mha in rows)
+    rows_of_bars(ax, [row[0] for row in rows], 1.42 * longest)
     no_axis(ax, "bottom", "left")
     ax.set_title("cache per token (solid: as it is, hatched: with MHA)", fontsize=10.5)
     return finish(figure, f"Each token leaves in the cache: {'; '.join(parts)}.")

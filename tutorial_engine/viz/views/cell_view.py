@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
+from tutorial_engine.viz.drawing.letters import cut_to, text_width
 from tutorial_engine.viz.drawing.parts import (
     BOLD,
     CENTRE,
@@ -24,7 +25,7 @@ from tutorial_engine.viz.drawing.parts import (
     part_of,
     shade,
 )
-from tutorial_engine.viz.drawing.request_look import Box, cut_to, hatch_path, look, text_width, tint
+from tutorial_engine.viz.drawing.request_look import Box, hatch_path, look, tint
 from tutorial_engine.viz.drawing.scene import HATCHED
 from tutorial_engine.viz.drawing.style import INK, PAPER, QUIET, RULE
 from tutorial_engine.viz.run.cell_steps import CellRow, CellsSnapshot, Changes
@@ -62,11 +63,11 @@ def cells_scene(
     return _CellSheet(now, changes, title, scale, num_texts, layers)
 
 
-def shown_layers(now: CellsSnapshot, most: int) -> list[int]:
+def shown_layers(now: CellsSnapshot, count: int) -> list[int]:
     """All layers, or the first ones and the last: so many."""
-    if now.num_layers <= most:
+    if now.num_layers <= count:
         return list(range(now.num_layers))
-    return [*range(most - 1), now.num_layers - 1]
+    return [*range(count - 1), now.num_layers - 1]
 
 
 def heat_scale(moments: Sequence[CellsSnapshot]) -> Scale:
@@ -153,7 +154,7 @@ class _CellSheet(Sheet):
         for first in range(0, len(self.layers), at_once):
             x, many = LAYERS + first * wide - 6, min(at_once, len(self.layers) - first)
             self.parts.append([(LEFT - 2, top, 44, tall), (x, top, many * wide - 4, tall)])
-        longest = max((len(now.cells_of(one)) for one in now.seq_ids), default=1)
+        longest = max((len(now.cells_of(seq_id)) for seq_id in now.seq_ids), default=1)
         reach = 160 + longest * min(62.0, (WIDTH - 150) / longest)
         self.parts.append([(6, texts - 6, max(reach, 400), floor - texts + 4)])
 
@@ -211,8 +212,8 @@ class _CellSheet(Sheet):
         """A sequence's number on its colour → the width it takes."""
         wide = max(18.0, text_width(str(seq_id), 11, True) + 8)
         box = (x, middle - 8, wide, 16.0)
-        self.cell(name, box, "cached", look(seq_id), stroke_width=1.4, rx=4)
-        self.inside(f"{name}.n", box, str(seq_id), 11, **BOLD)
+        style: Style = {"letters": BOLD, "stroke_width": 1.4, "rx": 4}
+        self.cell(name, box, "cached", look(seq_id), "", str(seq_id), **style)
         return wide
 
     def _layer(self, column: int, layer: int) -> None:
@@ -249,10 +250,10 @@ class _CellSheet(Sheet):
         squares = Grid(box[0], box[1], box[2] / len(numbers), box[3])
         pale: Style = {"stroke": PAPER, "stroke_width": 0.5}  # by night near its page, too
         for i, number in enumerate(numbers):
-            part = part_of(number, ends)
+            share = part_of(number, ends)
             fill, look = HATCHED, pale  # a cell that is held for a token which has not run yet
-            if math.isfinite(part):
-                fill, look = shade(part), {"class_": "te-cell"}
+            if math.isfinite(share):
+                fill, look = shade(share), {"class_": "te-cell"}
                 if is_left_over:
                     fill, look = tint(fill, FADED), pale
             self.rect(f"{name}.{i}", squares.box(i), fill, **look)

@@ -38,18 +38,18 @@ def clocks_picture(inv_freq: Tensor, positions: Sequence[int]) -> Picture:
             words = f"pair {pairs[row]}\n{frequency:.4g} rad\nper position"
             ax.set_ylabel(words, fontsize=9, rotation=0, ha="right", va="center")
     fast, slow = float(inv_freq[0]), float(inv_freq[pairs[-1]])
-    one, other = min(combinations(positions, 2), key=lambda two: _between(fast, *two))
+    first, other = min(combinations(positions, 2), key=lambda two: _between(fast, *two))
     return finish(
         figure,
         "Each hand starts at the right and turns anticlockwise. Pair 0 looks nearly the same at "
-        f"positions {one} and {other} ({_between(fast, one, other):.2f} rad apart); pair "
-        f"{pairs[-1]} does not ({_between(slow, one, other):.2g} rad apart).",
+        f"positions {first} and {other} ({_between(fast, first, other):.2f} rad apart); pair "
+        f"{pairs[-1]} does not ({_between(slow, first, other):.2g} rad apart).",
     )
 
 
-def _between(speed: float, one: int, other: int) -> float:
+def _between(speed: float, first: int, other: int) -> float:
     """The angle between the hands of two positions, 0 .. π."""
-    return abs(math.remainder((one - other) * speed, 2 * math.pi))
+    return abs(math.remainder((first - other) * speed, 2 * math.pi))
 
 
 def _clock(ax: Axes, angle: float, color: str) -> None:

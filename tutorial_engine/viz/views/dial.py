@@ -44,7 +44,7 @@ def dial(points: Sequence[DialPoint]) -> Picture:
         ax.set_xlabel("block size (■ cells, ● pages, ◆ rows)")
     blocks = [p for p in points if isinstance(p.position, int)]
     of = {p.position: p for p in points}  # the caption has room for three: both ends, the middle
-    told = [
+    facts = [
         f"{p.name}: {p.milliseconds:.0f} ms, {p.tokens_run} tokens run, waste {p.mean_waste:.1f}"
         for p in (of.get(CELLS), blocks[len(blocks) // 2] if blocks else None, of.get(ROWS))
         if p is not None
@@ -53,8 +53,8 @@ def dial(points: Sequence[DialPoint]) -> Picture:
     every = f"all {len(points)}" if same == len(points) else f"only {same} of {len(points)}"
     return finish(
         figure,
-        f"{points[0].pool.num_slots} slots, milliseconds on the engine's clock. {'; '.join(told)}. "
-        f"At {every} positions the tokens are those of each request alone.",
+        f"{points[0].pool.num_slots} slots, milliseconds on the engine's clock. "
+        f"{'; '.join(facts)}. At {every} positions the tokens are those of each request alone.",
     )
 
 
@@ -76,7 +76,7 @@ def _panel(
 ) -> None:
     """One number over the dial: pages joined, cells a square and rows a diamond."""
     order = sorted(zip(places, points, strict=True), key=lambda pair: pair[0])
-    most = max(map(number, points)) or 1
+    largest = max(map(number, points)) or 1
     pages = [(x, number(p)) for x, p in order if isinstance(p.position, int)]
     ax.plot([x for x, _ in pages], [y for _, y in pages], "-o", markersize=5.5, color=colour)
     for x, p in order:
@@ -86,7 +86,7 @@ def _panel(
             beside = x + (0.55 if p.position == CELLS else -0.55)
             ax.axvline(beside, color=QUIET, linewidth=0.8, linestyle=":")
     ax.set_xticks([x for x, _ in order], [str(p.position) for _, p in order], fontsize=9)
-    ax.set_ylim(-0.04 * most, 1.14 * most)
-    ax.yaxis.set_major_locator(MaxNLocator(5, integer=most >= 5))
+    ax.set_ylim(-0.04 * largest, 1.14 * largest)
+    ax.yaxis.set_major_locator(MaxNLocator(5, integer=largest >= 5))
     ax.yaxis.set_major_formatter(ROUND)
     lines_across(ax)

@@ -31,15 +31,14 @@ def end_to_end_picture(
         x = 10 + slot * wide + slot // block_size * 6
         box = (x, 76, wide - 2, 26)
         s, p = held.get(slot, (0, ""))
-        scene.cell(f"pool.{slot}", box, "solid" if slot in held else "free", look(s))
-        scene.inside(f"pool.{slot}.position", box, str(p), 12)
+        state = "solid" if slot in held else "free"
+        scene.cell(f"pool.{slot}", box, state, look(s), "", str(p), 12)
         if slot % block_size == 0:
             scene.note(f"block.{slot}", x, 71, f"block {slot // block_size}")
     scene.note("gathered", 10, 134, "end to end: a number is a slot")
     for i, (slot, s, _) in enumerate(slots):
         box = (10 + i * wide, 142, wide - 2, 26)
-        scene.cell(f"list.{i}", box, "solid", look(s))
-        scene.inside(f"list.{i}.slot", box, str(slot), 12)
+        scene.cell(f"list.{i}", box, "solid", look(s), "", str(slot), 12)
     ends = [sum(lens[:n]) for n in range(len(lens) + 1)]
     for n, end in enumerate(ends):
         x = 9 + end * wide

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from tutorial_engine.lab.two_texts import TwoTexts
 from tutorial_engine.viz.drawing.flow import words
+from tutorial_engine.viz.drawing.letters import cut_to, text_width
 from tutorial_engine.viz.drawing.parts import (
     BOLD,
     CENTRE,
@@ -29,7 +30,7 @@ from tutorial_engine.viz.drawing.parts import (
     shade,
 )
 from tutorial_engine.viz.drawing.picture import Picture
-from tutorial_engine.viz.drawing.request_look import Box, cut_to, look, text_width
+from tutorial_engine.viz.drawing.request_look import Box, look
 from tutorial_engine.viz.drawing.style import INK, PAPER
 from tutorial_engine.viz.tokens import SPACE, token_labels, token_names
 from tutorial_engine.viz.words import counted, listed
@@ -111,23 +112,25 @@ class Fact:
         heads = "all heads"
         if len(chosen.heads) < self.cells.shape[1] or len(chosen.heads) == 1:
             heads = f"head {chosen.heads[0]}"
-        part = listed(name for name in "KV" if name.lower() in chosen.which)
-        return f"{part} of layer {chosen.layer}, {heads}"
+        kinds = listed(name for name in "KV" if name.lower() in chosen.which)
+        return f"{kinds} of layer {chosen.layer}, {heads}"
 
     @property
     def best(self) -> Cells:
         """The cell whose replacement alone makes the second text's answer likeliest."""
-        layer, head, part = torch.unravel_index(self.cells.argmax(), self.cells.shape)
-        return Cells(int(layer), "kv"[int(part)], (int(head),))
+        layer, head, kind = torch.unravel_index(self.cells.argmax(), self.cells.shape)
+        return Cells(int(layer), "kv"[int(kind)], (int(head),))
 
     def turned(self, after: Likely) -> bool:
         """Whether the second text's answer is given in place of the first one's."""
-        own, other = self.two.answers
-        return own != other == after.ids[0]
+        answer, other = self.two.answers
+        return answer != other == after.ids[0]
 
     def told(self, after: Likely) -> str:
         """“Paris” (0.96) becomes “Rome” (0.73)."""
-        was, now = (f"{self.name(one.ids[0])} ({one.probs[0]:.2f})" for one in (self.before, after))
+        was, now = (
+            f"{self.name(likely.ids[0])} ({likely.probs[0]:.2f})" for likely in (self.before, after)
+        )
         if self.before.ids[0] == after.ids[0]:
             return f"the answer stays {self.name(after.ids[0])} ({after.probs[0]:.2f})"
         neither = "" if after.ids[0] in self.two.answers else ", which is neither text's answer"
@@ -148,11 +151,11 @@ def fact_picture(two: TwoTexts, tokenizer: Tokenizer) -> Picture:
     fact = Fact(two, tokenizer, two.every_cell(), before)
     best = fact.best
     after = likely(two.after([two.replace([best.layer], best.which, best.heads)])[0])
-    count, own = f"{fact.numbers_of(best):,}", fact.bare(before.ids[0])
+    count, answer = f"{fact.numbers_of(best):,}", fact.bare(before.ids[0])
     if two.answers[0] == two.answers[1]:
-        title = f"Both texts have one answer: “{own}”"
+        title = f"Both texts have one answer: “{answer}”"
     elif fact.turned(after):
-        title = f"{count} numbers decide: {own} or {fact.bare(two.answers[1])}"
+        title = f"{count} numbers decide: {answer} or {fact.bare(two.answers[1])}"
     else:
         stays = before.ids[0] == after.ids[0]
         title = (
@@ -166,12 +169,12 @@ def fact_picture(two: TwoTexts, tokenizer: Tokenizer) -> Picture:
 
 
 def _picture_caption(fact: Fact, after: Likely) -> str:
-    own, other = fact.slot_words
+    word, other = fact.slot_words
     best, all_cells = fact.best, fact.cells.numel()
     count, total = fact.numbers_of(best), fact.numbers(all_cells)
     rest = fact.cells.flatten().topk(2).values[1].item()
     return (
-        f"Of {total:,} numbers that the cache holds for {own}, {count} ({fact.called(best)}) are "
+        f"Of {total:,} numbers that the cache holds for {word}, {count} ({fact.called(best)}) are "
         f"replaced by those of {other}: {fact.told(after)}; each of the other {all_cells - 1} "
         f"cells alone gives {fact.wanted} at most {math.ceil(1000 * rest) / 1000:.3f}."
     )
@@ -180,23 +183,23 @@ def _picture_caption(fact: Fact, after: Likely) -> str:
 def _answers(sheet: Sheet, fact: Fact, y: float, lines: dict[str, Likely]) -> None:
     """What was done -> the likeliest next token, with its probability."""
     labels = [
-        cut_to(fact.bare(one.ids[0]), 180, 20, bold=True, keep=True) for one in lines.values()
+        cut_to(fact.bare(likely.ids[0]), 180, 20, bold=True, keep=True) for likely in lines.values()
     ]
     says = MARGIN + max(text_width(said, 17) for said in lines)
     left = says + 26 + max(text_width(label, 20, bold=True) for label in labels)
     wide = WIDE - 64 - left
-    for i, ((said, one), label) in enumerate(zip(lines.items(), labels, strict=True)):
-        base, p = y + 36 * i + 20, one.probs[0]
+    for i, ((said, likely), label) in enumerate(zip(lines.items(), labels, strict=True)):
+        base, p = y + 36 * i + 20, likely.probs[0]
         sheet.text(f"answer.{i}.said", says, base - 1, said, 17, **RIGHT)
         sheet.text(f"answer.{i}", says + 10, base, label, 20, **BOLD)
-        sheet.bar(f"answer.{i}.bar", (left, base - 18, wide, 22), p, ink_of(fact, one.ids[0]))
+        sheet.bar(f"answer.{i}.bar", (left, base - 18, wide, 22), p, ink_of(fact, likely.ids[0]))
         sheet.text(f"answer.{i}.p", left + wide + 8, base, f"{p:.2f}", 20, **BOLD)
 
 
 def ink_of(fact: Fact, token: int) -> str:
     """A token's colour: that of the text whose answer it is."""
-    own, other = fact.two.answers
-    return OWN.colour if token == own else DONOR.colour if token == other else GREY.dark
+    answer, other = fact.two.answers
+    return OWN.colour if token == answer else DONOR.colour if token == other else GREY.dark
 
 
 # -- what both draw -------------------------------------------------------------------------------
@@ -206,12 +209,12 @@ def draw_top(sheet: Sheet, fact: Fact, chosen: Cells, title: str, size: float) -
     """Title, texts and grid; returns where they end."""
     title = cut_to(title, WIDE - 2 * MARGIN, size, bold=True, keep=True)
     sheet.text("title", MARGIN, 8 + size, title, size, **BOLD)
-    own, other = fact.slot_words
+    word, other = fact.slot_words
     count, total = fact.numbers_of(chosen), fact.numbers(fact.cells.numel())
     it = "it" if len(fact.two.slots) == 1 else "them"
     said = (
-        f"A language model has read {own}. Of the {total:,} numbers that its cache holds for {it}, "
-        f"{count:,} are replaced by those of {other}."
+        f"A language model has read {word}. Of the {total:,} numbers that its cache holds for "
+        f"{it}, {count:,} are replaced by those of {other}."
     )
     about = words(said, 15, WIDE - 2 * MARGIN, 2, **FAINT)
     about.draw(sheet, "about", MARGIN, 17 + size)
@@ -234,12 +237,12 @@ def _texts(sheet: Sheet, fact: Fact, y: float) -> list[tuple[float, float]]:
     """
     two = fact.two
     labels, others = (token_labels(fact.tokenizer, list(ids)) for ids in two.ids)
-    if all(one.startswith(SPACE) for one in labels[1:] + others[1:]):  # whole words
-        labels, others = ([plain(one) for one in each] for each in (labels, others))
+    if all(label.startswith(SPACE) for label in labels[1:] + others[1:]):  # whole words
+        labels, others = ([plain(label) for label in each] for each in (labels, others))
 
     def wide(i: int) -> float:
         both = (labels[i], others[i])
-        return min(max(text_width(one, 15, bold=True) for one in both) + 14, LONGEST)
+        return min(max(text_width(label, 15, bold=True) for label in both) + 14, LONGEST)
 
     shown, room = set[int](), WIDE - 2 * MARGIN - HIGH - 60
     anchors = [*two.slots, len(labels) - 1]
@@ -256,19 +259,17 @@ def _texts(sheet: Sheet, fact: Fact, y: float) -> list[tuple[float, float]]:
             x += 22
         box: Box = (x, low, wide(i), HIGH)
         differs = i in two.slots
-        sheet.cell(f"token.{i}", box, "written" if differs else "cached", OWN if differs else GREY)
-        label = cut_to(labels[i], box[2] - 6, 15, bold=differs)
-        sheet.inside(f"token.{i}.label", box, label, 15, **(BOLD if differs else {}))
+        if differs:
+            sheet.cell(f"token.{i}", box, "written", OWN, "", labels[i], 15, BOLD)
+        else:
+            sheet.cell(f"token.{i}", box, "cached", GREY, "", labels[i], 15)
         if differs:
             above, middle = (x, y, wide(i), HIGH), x + wide(i) / 2
-            sheet.cell(f"other.{i}", above, "written", DONOR)
-            label = cut_to(others[i], box[2] - 6, 15, bold=True)
-            sheet.inside(f"other.{i}.label", above, label, 15, **BOLD)
+            sheet.cell(f"other.{i}", above, "written", DONOR, "", others[i], 15, BOLD)
             sheet.arrow(f"other.{i}.to", [(middle, y + HIGH + 4), (middle, low - 3)], INK, 2.6)
             spans.append((x, x + wide(i)))
         x += wide(i) + 4
-    sheet.cell("next", (x, low, HIGH, HIGH), "known", OWN)
-    sheet.inside("next.label", (x, low, HIGH, HIGH), "?", 16, **BOLD)
+    sheet.cell("next", (x, low, HIGH, HIGH), "known", OWN, "", "?", 16, BOLD)
     first, last = (sum(spans[i]) / 2 for i in (0, -1))
     need, base = text_width("replaced", 14) + 24, y + HIGH + 23
     if last + need < WIDE:
@@ -285,10 +286,10 @@ def _pitch(layers: int) -> float:
 def _grid(sheet: Sheet, fact: Fact, chosen: Cells, y: float) -> float:
     """All cells, layers to the right, heads of K and below them of V; what is replaced framed."""
     layers, heads, _ = fact.cells.shape
-    own, _ = fact.slot_words
+    word, _ = fact.slot_words
     wide, tall = _pitch(layers), min(24.0, max(6.0, 192 / heads))
     right = LEFT + wide * layers
-    title = f"What the cache holds for {own}: {fact.cells.numel()} cells"
+    title = f"What the cache holds for {word}: {fact.cells.numel()} cells"
     title += f" of {counted(fact.numbers(1), 'number')}"
     title = cut_to(title, WIDE - 2 * MARGIN, 16, bold=True, keep=True)
     sheet.text("held", MARGIN, y + 20, title, 16, **BOLD)
@@ -298,17 +299,17 @@ def _grid(sheet: Sheet, fact: Fact, chosen: Cells, y: float) -> float:
     x = MARGIN + text_width(says, 14) + 18
     sheet.note("scale.least", x, y + 42, "0", 14)
     sheet.colour_scale("scale", (x + 14, y + 31, 88, 13))
-    most = max(0.5, math.ceil(20 * float(fact.cells.max())) / 20)  # the best one is the brightest
-    sheet.note("scale.most", x + 108, y + 42, f"{most:g}", 14)
+    brightest = max(0.5, math.ceil(20 * float(fact.cells.max())) / 20)  # the best cell
+    sheet.note("scale.most", x + 108, y + 42, f"{brightest:g}", 14)
     y += 56
     tops = (y, y + tall * heads + GAP)  # of K, and of V
     values = fact.cells.tolist()
-    for part, layer, head in product(range(2), range(layers), range(heads)):
-        p = values[layer][head][part]
-        box = Grid(LEFT, tops[part], wide, tall, layers, (2, 2)).box(head * layers + layer)
-        cell = fact.called(Cells(layer, "kv"[part], (head,)))
+    for kind, layer, head in product(range(2), range(layers), range(heads)):
+        p = values[layer][head][kind]
+        box = Grid(LEFT, tops[kind], wide, tall, layers, (2, 2)).box(head * layers + layer)
+        cell = fact.called(Cells(layer, "kv"[kind], (head,)))
         tip = f"{cell} replaced alone: {fact.wanted} {p:.3f}"
-        sheet.rect(f"cell.{layer}.{head}.{part}", box, shade(p / most), tip, **SHADE)
+        sheet.rect(f"cell.{layer}.{head}.{kind}", box, shade(p / brightest), tip, **SHADE)
     for top, name in zip(tops, "KV", strict=True):
         base = top + tall * heads / 2 + 2
         sheet.text(f"part.{name}", MARGIN, base, name, 22, **BOLD)
@@ -344,16 +345,16 @@ def _framed(
         tops[1] - GAP / 2 - 1,
     )
     half = text_width(said, 15, bold=True) / 2
-    for i, part in enumerate("kv"):
-        if part not in chosen.which:
+    for i, kind in enumerate("kv"):
+        if kind not in chosen.which:
             continue
         high = tops[i] + tall * chosen.heads[0]
         box = (LEFT + wide * chosen.layer, high, wide - 2, tall * len(chosen.heads) - 2)
-        sheet.outline(f"framed.{part}.halo", box, 3, stroke=PAPER, stroke_width=6.5)
-        sheet.outline(f"framed.{part}", box, 3, stroke_width=3.4)
-        start, end = (base - 12, high + box[3] + 6) if part == "k" else (base + 9, high - 6)
+        sheet.outline(f"framed.{kind}.halo", box, 3, stroke=PAPER, stroke_width=6.5)
+        sheet.outline(f"framed.{kind}", box, 3, stroke_width=3.4)
+        start, end = (base - 12, high + box[3] + 6) if kind == "k" else (base + 9, high - 6)
         if abs(end - start) > 10:
-            sheet.arrow(f"framed.{part}.to", [(middle, start), (middle, end)], INK, 2.2)
+            sheet.arrow(f"framed.{kind}.to", [(middle, start), (middle, end)], INK, 2.2)
     x = min(max(middle, LEFT + half), max(right, LEFT + 2 * half) - half)
     sheet.text("framed.says", x, base + 4, said, 15, **CENTRE, **BOLD)
 

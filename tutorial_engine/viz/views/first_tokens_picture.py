@@ -21,12 +21,12 @@ def first_tokens_picture(found: Mapping[str, Sequence[tuple[int, int, float]]]) 
     turns = max(len(each) for each in found.values())
     figure, (ax,) = panels(8.2, 0.9 + 0.36 * turns * len(found))
     rows = [(name, turn, *each[turn]) for turn in range(turns) for name, each in found.items()]
-    most = max(seconds for *_, seconds in rows)
+    longest = max(seconds for *_, seconds in rows)
     names = [
         f"turn {turn + 1}, {name}: {total - hits} of {total} tokens run"
         for name, turn, total, hits, _ in rows
     ]
-    rows_of_bars(ax, names, 1.2 * most)
+    rows_of_bars(ax, names, 1.2 * longest)
     colours = {name: colour for name, colour in zip(found, (BLUE, SKY), strict=False)}
     looks = [colours[name] for name, *_ in rows]
     bars = ax.barh(range(len(rows)), [row[-1] for row in rows], color=looks, height=0.62)

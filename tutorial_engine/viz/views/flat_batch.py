@@ -11,9 +11,10 @@ from torch import Tensor
 
 from tutorial_engine.model.attention import causal_mask
 from tutorial_engine.model.batch import Batch
+from tutorial_engine.viz.drawing.letters import cut_to, text_width
 from tutorial_engine.viz.drawing.parts import BOLD, CENTRE, KEY, RIGHT, Sheet, Style
 from tutorial_engine.viz.drawing.picture import Picture
-from tutorial_engine.viz.drawing.request_look import Look, chip, cut_to, look, patch, text_width
+from tutorial_engine.viz.drawing.request_look import Look, chip, look, patch
 from tutorial_engine.viz.drawing.scene import HATCHED
 from tutorial_engine.viz.drawing.style import INK, PAPER, QUIET, RULE
 from tutorial_engine.viz.words import counted, tokens
@@ -91,7 +92,7 @@ def _blocks(batch: Batch, names: Sequence[str], looks: Sequence[Look]) -> list[_
     columns = [0, *accumulate(ends)]
     masks = [causal_mask(*pair) for pair in zip(batch.query_lens, ends, strict=True)]
     parts = zip(names, looks, batch.query_start_loc, columns, masks, strict=False)
-    return [_Block(*part) for part in parts]
+    return [_Block(*fields) for fields in parts]
 
 
 def _table(
@@ -134,8 +135,8 @@ def _mask(
     low: float,
 ) -> None:
     """One sequence's block of the mask, its keys named above and numbered below, at `low`."""
-    (x, y), (q_len, kv_len), one = at, block.mask.shape, block.look
-    patch(scene, f"keys.{s}", (x + 1, TOP - 46, wide * kv_len - 2, 7), one)
+    (x, y), (q_len, kv_len), colours = at, block.mask.shape, block.look
+    patch(scene, f"keys.{s}", (x + 1, TOP - 46, wide * kv_len - 2, 7), colours)
     shown = cut_to(block.name, wide * kv_len + 4, 12, True) if wide * kv_len > 12 else ""
     scene.text(f"keys.{s}.name", x + wide * kv_len / 2, TOP - 52, shown, 12, **BOLD, **CENTRE)
     for what, first, count in (("cached", 0, block.history), ("new", block.history, q_len)):
@@ -151,7 +152,8 @@ def _mask(
             box = (x + wide * column, y + high * row, wide, high)
             fill, edge = HATCHED, RULE
             if allowed:
-                fill, edge = one.light if column < block.history else one.dark, one.colour
+                fill = colours.light if column < block.history else colours.dark
+                edge = colours.colour
             sees = "sees" if allowed else "may not see"
             tip = f"position {block.history + row} of {block.name} {sees} position {column}"
             scene.rect(f"cell.{s}.{row}.{column}", box, fill, tip, stroke=edge, stroke_width=0.6)

@@ -24,12 +24,11 @@ def gpu_memory_picture(times: Mapping[str, Held], reads: Mapping[str, tuple[int,
         y = 50 + tall * row
         scene.text(f"{row}.when", 10, y + 32, when, 12.5, **BOLD)
         for name, (begin, count) in owners.items():
-            one = look(colours.setdefault(name, len(colours)))
+            owner = look(colours.setdefault(name, len(colours)))
             scene.note(f"{row}.{name}", 240 + begin * wide, y + 8, name, 12)
             for place in range(begin, begin + count):
                 box = (240 + place * wide, y + 14, wide - 3, 28)
-                scene.cell(f"{row}.{place}", box, "solid", one)
-                scene.inside(f"{row}.{place}.number", box, str(numbers[place]), 12.5)
+                scene.cell(f"{row}.{place}", box, "solid", owner, "", str(numbers[place]), 12.5)
     y = 50 + tall * len(times) - 20
     scene.note("reads", 10, y + 22, "the recording reads here:", 12)
     for name, (begin, count) in reads.items():

@@ -7,9 +7,9 @@ so none is drawn.
 from collections.abc import Sequence
 
 from tutorial_engine.lab.on_gpu import GpuStep
+from tutorial_engine.viz.drawing.letters import text_width
 from tutorial_engine.viz.drawing.parts import BOLD, CENTRE, DEAF, KEY, RIGHT, Sheet, Style
 from tutorial_engine.viz.drawing.picture import Picture
-from tutorial_engine.viz.drawing.request_look import text_width
 from tutorial_engine.viz.drawing.scene import HATCHED
 from tutorial_engine.viz.drawing.style import BLUE, GREEN, INK, PAPER, QUIET, RED, RULE
 
@@ -66,11 +66,13 @@ def _step(scene: Sheet, step: GpuStep, top: float, scale: float, busy: float) ->
     parts = max(n for n in range(1, MOST_PARTS + 1) if step.launches % n == 0)
     each, work = wide / parts, wide / parts * step.busy / step.seconds
     scene.rect(f"{name}.idle", (LEFT, low, wide, LANE), HATCHED, "the GPU is idle", stroke=RULE)
-    for part in range(parts):
-        x = LEFT + each * part
+    for stretch in range(parts):
+        x = LEFT + each * stretch
         tip = f"{step.launches // parts} launches"
-        scene.rect(f"{name}.cpu.{part}", (x, y, each, LANE), BLUE, tip, stroke=PAPER)
-        scene.rect(f"{name}.gpu.{part}", (x + each - work, low, work, LANE), GREEN, "the GPU works")
+        scene.rect(f"{name}.cpu.{stretch}", (x, y, each, LANE), BLUE, tip, stroke=PAPER)
+        scene.rect(
+            f"{name}.gpu.{stretch}", (x + each - work, low, work, LANE), GREEN, "the GPU works"
+        )
     words = f"Python launches {step.launches} kernels: {_ms(step.seconds)}"
     _said(scene, f"{name}.launches", LEFT + wide / 2, y, words)
     words = f"the GPU works {_ms(step.busy)} and is idle {_ms(step.seconds - step.busy)}"
@@ -106,8 +108,8 @@ def _axis(scene: Sheet, y: float, longest: float, scale: float, floor: float | N
 
 def _near(scene: Sheet, launches: int, seconds: float, busy: float, top: float) -> None:
     """Some launches of average length, one by one."""
-    one, work = seconds / launches, busy / launches
-    scale = (RIGHT_END - LEFT) / ((NEAR + 0.5) * one)
+    each, work = seconds / launches, busy / launches
+    scale = (RIGHT_END - LEFT) / ((NEAR + 0.5) * each)
     words = f"from near: {NEAR} launches of average length"
     scene.text("near.title", LEFT, top, words, 12.5, **BOLD)
     y, low = top + 10, top + 10 + LANE + BETWEEN
@@ -115,16 +117,16 @@ def _near(scene: Sheet, launches: int, seconds: float, busy: float, top: float) 
         scene.text(f"near.{lane}", LEFT - 12, at + 20, lane, 12.5, **RIGHT)
     scene.rect("near.idle", (LEFT, low, RIGHT_END - LEFT, LANE), HATCHED, stroke=RULE)
     for i in range(NEAR):
-        x = LEFT + i * one * scale
-        box = (x, y, one * scale, LANE)
+        x = LEFT + i * each * scale
+        box = (x, y, each * scale, LANE)
         scene.rect(f"near.launch.{i}", box, BLUE, stroke=PAPER)
-        scene.inside(f"near.launch.{i}.words", box, f"launch: {_us(one)}", 12, **WHITE)
-        box = (x + one * scale, low, work * scale, LANE)
+        scene.inside(f"near.launch.{i}.words", box, f"launch: {_us(each)}", 12, **WHITE)
+        box = (x + each * scale, low, work * scale, LANE)
         scene.rect(f"near.kernel.{i}", box, GREEN, f"a kernel: {_us(work)}", stroke=INK)
-    middle = LEFT + (one + one / 2 + work / 2) * scale
-    _said(scene, "near.idle", middle, low, f"idle: {_us(one - work)}")
+    middle = LEFT + (each + each / 2 + work / 2) * scale
+    _said(scene, "near.idle", middle, low, f"idle: {_us(each - work)}")
     words = f"kernel: {_us(work)}"
-    scene.note("near.kernel.words", LEFT + one * scale - 6, low + 20, words, 12, fill=INK, **RIGHT)
+    scene.note("near.kernel.words", LEFT + each * scale - 6, low + 20, words, 12, fill=INK, **RIGHT)
 
 
 def _ms(seconds: float) -> str:
@@ -138,16 +140,16 @@ def _us(seconds: float) -> str:
 def _caption(steps: Sequence[GpuStep], floor: float | None) -> str:
     first, *others = steps
     assert first.launches is not None and first.busy is not None, "it was looked at"
-    one, work = first.seconds / first.launches, first.busy / first.launches
+    each, work = first.seconds / first.launches, first.busy / first.launches
     idle = 1 - first.busy / first.seconds
-    told = (
+    caption = (
         f"From these figures: {first.launches} launches in {_ms(first.seconds)} are one in "
-        f"{_us(one)}; a kernel runs for {_us(work)} on average, so the GPU is idle for {idle:.0%} "
+        f"{_us(each)}; a kernel runs for {_us(work)} on average, so the GPU is idle for {idle:.0%} "
         "of the step"
     )
     for step in others:
-        told += f"; “{step.what}” takes {_ms(step.seconds)}"
-        told += f", {first.seconds / step.seconds:.1f} times less"
+        caption += f"; “{step.what}” takes {_ms(step.seconds)}"
+        caption += f", {first.seconds / step.seconds:.1f} times less"
     if floor is not None:
-        told += f"; reading all weights takes {_ms(floor)}"
-    return told + "."
+        caption += f"; reading all weights takes {_ms(floor)}"
+    return caption + "."

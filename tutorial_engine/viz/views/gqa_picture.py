@@ -36,19 +36,19 @@ def gqa_picture(config: ModelConfig) -> Picture:
     for name, y, words in (("q", top, "query head h"), ("kv", low, "the K/V head that it reads")):
         sheet.text(f"{name}.row", 10, y + 21, words, 12.5, **BOLD)
     for g in range(kv_heads):
-        one, own = look(g), range(g * group, (g + 1) * group)
-        begin, room = left + own[0] * pitch, group * pitch - 6
+        colours, its_heads = look(g), range(g * group, (g + 1) * group)
+        begin, room = left + its_heads[0] * pitch, group * pitch - 6
         box = (begin + max(0.0, room - 130) / 2, low, min(room, 130.0), 32.0)
-        for h in own:
+        for h in its_heads:
             place = (left + h * pitch, top, pitch - 6, 32.0)
             ends: Style = {"x1": place[0] + place[2] / 2, "x2": box[0] + box[2] / 2}
-            line: Style = {"stroke": one.colour, "stroke_width": 2}
+            line: Style = {"stroke": colours.colour, "stroke_width": 2}
             sheet.add(f"line{h}", "line", y1=top + 32, y2=low, **ends, **line)
-            sheet.rect(f"q{h}", place, one.light, rx=4, stroke=one.colour)
+            sheet.rect(f"q{h}", place, colours.light, rx=4, stroke=colours.colour)
             if h % stride == 0:
                 spot = place if pitch >= 20 else (place[0], top - 20, place[2], 16.0)
                 sheet.inside(f"q{h}.name", spot, str(h), 12.5 if pitch >= 20 else 10)
-        sheet.rect(f"kv{g}", box, one.dark, rx=4, stroke=one.colour)
+        sheet.rect(f"kv{g}", box, colours.dark, rx=4, stroke=colours.colour)
         sheet.inside(f"kv{g}.name", box, str(g), 13, **BOLD)
     if wrong:
         _formulas(sheet, config, left - 3, pitch)

@@ -35,13 +35,13 @@ def jukebox_frames(prompt: str, right: str, takes: Sequence[Take]) -> list[Frame
 
 def _frame(prompt: str, right: str, takes: Sequence[Take], step: int) -> Frame:
     """Odd steps ask, even ones tell. Of the takes told so far, the table has the numbers."""
-    now, told = (step + 1) // 2 - 1, step // 2
+    now, answered = (step + 1) // 2 - 1, step // 2
     sheet = Sheet(WIDE, TALL)
     title = f"{len(takes)} stories of one prompt"
     sheet.text("title", LEFT, 22, title, 15, **BOLD)
     for i, letter in enumerate(LETTERS[: len(takes)]):
         box, playing = (LEFT + 46 * i, 36.0, 40.0, 30.0), i == now
-        fill = ORANGE if playing else (PAPER if i >= told else "#e3f1ec")
+        fill = ORANGE if playing else (PAPER if i >= answered else "#e3f1ec")
         look = {"stroke": INK, "stroke_width": 2.4} if playing else {"stroke": RULE}
         sheet.rect(f"button.{letter}", box, fill, rx=6, **look)
         sheet.inside(f"letter.{letter}", box, letter, 14, **BOLD)
@@ -55,12 +55,12 @@ def _frame(prompt: str, right: str, takes: Sequence[Take], step: int) -> Frame:
     if now >= 0:
         sheet.note("right", LEFT + 14, 228, "with all parts right:", 13)
         words(right, 15, ROOM, 9, **FAINT).draw(sheet, "right", LEFT + 14, 236)
-    _table(sheet, takes, step, told)
+    _table(sheet, takes, step, answered)
     sheet.parts = [[(0, 0, 464, TALL)], [(RIGHT_HALF - 10, 0, WIDE - RIGHT_HALF + 10, TALL)]]
     return Frame(sheet, _caption(takes, step, now))
 
 
-def _table(sheet: Sheet, takes: Sequence[Take], step: int, told: int) -> None:
+def _table(sheet: Sheet, takes: Sequence[Take], step: int, answered: int) -> None:
     """A row for each part, in the order of the alphabet: it does not give the stories away."""
     x, longest = RIGHT_HALF, max(take.anywhere for take in takes)
     sheet.text("parts", x, 40, "six parts, one broken", 12.5, **BOLD)
@@ -69,7 +69,7 @@ def _table(sheet: Sheet, takes: Sequence[Take], step: int, told: int) -> None:
     sheet.note("off.last", WIDE - 8, 40, "last token", 12, **RIGHT)
     for row, take in enumerate(sorted(takes)):
         i, y = takes.index(take), TOP + ROW * row
-        known, newest = i < told, step > 0 and step % 2 == 0 and i == told - 1
+        known, newest = i < answered, step > 0 and step % 2 == 0 and i == answered - 1
         edge = {"stroke": GREEN, "stroke_width": 2.4} if newest else {"stroke": RULE}
         sheet.rect(f"row.{row}", (x - 4, y - 8, 240, 34), "#ffffff", rx=6, **edge)
         sheet.text(f"part.{row}", x + 34, y + 14, take.part, 13, **(BOLD if known else {}))

@@ -60,9 +60,9 @@ def _told(lines: Lines, title: str, unit: str) -> str:
 def _alike(lines: Lines) -> list[tuple[str, str, int]]:
     """Lines that begin as one: both names, and the longest context up to which they are alike."""
     found = []
-    for (a, one), (b, other) in combinations(lines.items(), 2):
+    for (a, first), (b, other) in combinations(lines.items(), 2):
         theirs = dict(other)
-        both = [(n, abs(math.log(t / theirs[n]))) for n, t in one if n in theirs]
+        both = [(n, abs(math.log(t / theirs[n]))) for n, t in first if n in theirs]
         alike = [n for n, _ in takewhile(lambda pair: pair[1] < math.log(NOISE), both)]
         found += [(a, b, alike[-1])] if alike else []
     return found

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from tutorial_engine.lab.layouts import AXES, ORDERS, KVLayout, runs
+from tutorial_engine.viz.drawing.letters import text_width
 from tutorial_engine.viz.drawing.parts import (
     BOLD,
     CENTRE,
@@ -24,7 +25,7 @@ from tutorial_engine.viz.drawing.parts import (
     Style,
 )
 from tutorial_engine.viz.drawing.picture import Picture
-from tutorial_engine.viz.drawing.request_look import COLOURS, Box, Look, text_width, tint
+from tutorial_engine.viz.drawing.request_look import COLOURS, Box, Look, tint
 from tutorial_engine.viz.drawing.style import PAPER, QUIET, RED
 from tutorial_engine.viz.words import counted
 
@@ -80,11 +81,11 @@ def layouts_picture(
         f"read: layer {layer}": partial(_read_mark, scene, up=-4),
     }
     scene.legend(x + 24 + text_width(words, KEY), 46, marks, 16)
-    told = []
+    facts = []
     for i, (order, layout) in enumerate(layouts.items()):
         write, read = layout.touched_by_write(token), layout.touched_by_read(layer, num_tokens)
-        pieces = [counted(one.runs, "piece") for one in (write, read)]
-        told.append(f"{order}, writing touches {pieces[0]} and reading {pieces[1]}")
+        pieces = [counted(cost.runs, "piece") for cost in (write, read)]
+        facts.append(f"{order}, writing touches {pieces[0]} and reading {pieces[1]}")
         strip = _Strip(scene, order, layout, 62 + tall * i, line, num_tokens)
         y = 74 + tall * i
         scene.text(f"{order}.title", 10, y, order, 12, **BOLD)
@@ -97,7 +98,7 @@ def layouts_picture(
     return scene.picture(
         f"{room * (num_tokens < shape[2])}Token {token} is written in each of {shape[0]} layers "
         f"({write.num_bytes} bytes), and layer {layer} is read ({read.num_bytes} bytes): "
-        f"{'; '.join(told)}.",
+        f"{'; '.join(facts)}.",
         zoom=1.0,
     )
 
@@ -157,7 +158,7 @@ class _Strip:
             where = f"byte {i * size}: layer {e.layer}, {KIND[e.kv]} of token {e.token}"
             there = e.token < self.num_tokens
             tip = f"{where}, head {e.head}, number {e.dim}{', free' * (not there)}"
-            thin = {"stroke": PAPER, "stroke_width": 0.7, "rx": 0}
+            thin: Style = {"stroke": PAPER, "stroke_width": 0.7, "rx": 0}
             name, box = f"{self.order}.{i}", self.grid.box(i)
             scene.cell(name, box, STATES[e.kv] if there else "free", LAYERS[e.layer], tip, **thin)
         for i, box in self.parts(lambda i: elements[i][:3]):
@@ -194,7 +195,7 @@ class _Strip:
             if i in written:
                 self.scene.outline(f"{self.order}.write{i}", box)
 
-    def places(self, part: Tensor) -> set[int]:
+    def places(self, numbers: Tensor) -> set[int]:
         """The elements that a view covers, as places in memory."""
-        size, found = self.layout.kv.itemsize, runs(self.layout.kv, part)
+        size, found = self.layout.kv.itemsize, runs(self.layout.kv, numbers)
         return {i for start, count in found for i in range(start // size, (start + count) // size)}

@@ -16,9 +16,10 @@ from tutorial_engine.model.decoder import CausalLM
 from tutorial_engine.sampling.params import SamplingParams
 from tutorial_engine.trace.events import Admitted, Scheduled
 from tutorial_engine.viz.drawing.flow import words
+from tutorial_engine.viz.drawing.letters import cut_to
 from tutorial_engine.viz.drawing.parts import BOLD, MARGIN, WIDTH, Sheet
 from tutorial_engine.viz.drawing.picture import Picture
-from tutorial_engine.viz.drawing.request_look import chip, cut_to, look
+from tutorial_engine.viz.drawing.request_look import chip, look
 from tutorial_engine.viz.drawing.style import RED, RULE
 from tutorial_engine.viz.tokens import token_labels
 from tutorial_engine.viz.words import counted, listed, numbered
@@ -61,8 +62,8 @@ class Leak(NamedTuple):
         ]
 
     def __repr__(self) -> str:
-        told = zip(self.names, self.prompts, self.answers, strict=True)
-        return "\n".join(f"{who}: {prompt!r}\n  → {answer!r}" for who, prompt, answer in told)
+        requests = zip(self.names, self.prompts, self.answers, strict=True)
+        return "\n".join(f"{who}: {prompt!r}\n  → {answer!r}" for who, prompt, answer in requests)
 
 
 def record_leak(
@@ -174,17 +175,17 @@ def _block(
         box = (x + place * wide, y + 22, wide - 3, TALL)
         name_of, at = leak.names[slot.who], slot.position
         tip = f"{name_of}, position {at}"
-        sheet.cell(f"{name}.{place}", box, "solid", look(_user(leak, slot.who)), tip)
-        sheet.inside(f"{name}.{place}.label", box, cut_to(slot.label, wide - 7, 12), 12)
-    told = _whose(leak, slots)
+        user = look(_user(leak, slot.who))
+        sheet.cell(f"{name}.{place}", box, "solid", user, tip, slot.label, 12)
+    facts = _whose(leak, slots)
     if is_last:
         begin = leak.blocks.index(block) * len(slots)
         holds = "but it holds {tokens}" if block in leak.stale else "it holds {tokens}"
-        own = numbered(range(begin, begin + len(slots)), "token")
-        told = [holds.format(tokens=told[0]), f"and is read as {own}"]
+        positions = numbered(range(begin, begin + len(slots)), "token")
+        facts = [holds.format(tokens=facts[0]), f"and is read as {positions}"]
     if is_last and block in leak.stale:
         sheet.outline(f"{name}.stale", (x, y + 22, 4 * SLOT - 3, TALL), 2, stroke=RED)
-    for row, said in enumerate(told):
+    for row, said in enumerate(facts):
         room = 4 * SLOT + BETWEEN - 4
         sheet.note(f"{name}.told.{row}", x, y + 69 + 16 * row, cut_to(said, room, 11, keep=True))
 
@@ -192,15 +193,15 @@ def _block(
 def _whose(leak: Leak, slots: tuple[Held, ...]) -> list[str]:
     """Of whom most of it is, and from where in the text; and below, of whom the rest still is."""
     owners = [slot.who for slot in slots]
-    most = max(owners, key=lambda who: (owners.count(who), who))
-    positions = [slot.position for slot in slots if slot.who == most]
+    owner = max(owners, key=lambda who: (owners.count(who), who))
+    positions = [slot.position for slot in slots if slot.who == owner]
     mine = numbered(positions, "token")
-    told = [f"{mine} of {leak.names[most]}"]
-    others = [leak.names[who] for who in owners if who != most]
+    facts = [f"{mine} of {leak.names[owner]}"]
+    others = [leak.names[who] for who in owners if who != owner]
     if others:
         names = listed(dict.fromkeys(others))
-        told.append(f"and {len(others)} still of {names}")
-    return told
+        facts.append(f"and {len(others)} still of {names}")
+    return facts
 
 
 def _caption(leak: Leak) -> str:

@@ -45,26 +45,26 @@ def mlp_split(x: Tensor, gate: Tensor, up: Tensor, down: Tensor, num_ranks: int 
     for name, words in heads.items():
         scene.note(f"head.{name}", lefts[name], top - 12, words, KEY)
     for rank in range(num_ranks):
-        y, one = top + band * rank, look(FIRST_LOOK + rank)
+        y, colours = top + band * rank, look(FIRST_LOOK + rank)
         box = (lefts["feature"] - 10, y - 2, 960 - lefts["feature"], band - 8)
-        scene.rect(f"band.{rank}", box, one.light, stroke=one.colour, rx=6)
-        chip(scene, f"rank.{rank}", lefts["rank"], y + band / 2 - 6, f"rank {rank}", one)
+        scene.rect(f"band.{rank}", box, colours.light, stroke=colours.colour, rx=6)
+        chip(scene, f"rank.{rank}", lefts["rank"], y + band / 2 - 6, f"rank {rank}", colours)
         for i in range(rank * size, (rank + 1) * size):
             line = y + 18 + row * (i - rank * size)
-            told = {"feature": str(i), "gate": _vector(gate[i]), "up": _vector(up[i])}
-            told |= {"inner": _vector(inner[i : i + 1])[1:-1], "down": _vector(down[:, i])}
-            told |= {"adds": _vector(adds[i])}
-            for name, words in told.items():
+            entries = {"feature": str(i), "gate": _vector(gate[i]), "up": _vector(up[i])}
+            entries |= {"inner": _vector(inner[i : i + 1])[1:-1], "down": _vector(down[:, i])}
+            entries |= {"adds": _vector(adds[i])}
+            for name, words in entries.items():
                 scene.text(f"{name}.{i}", lefts[name], line, words, 12.5)
-        line, part = y + 18 + row * size, adds[rank * size : (rank + 1) * size].sum(0)
-        scene.text(f"part.{rank}", lefts["adds"], line, f"Σ {_vector(part)}", 12.5, **BOLD)
+        line, partial = y + 18 + row * size, adds[rank * size : (rank + 1) * size].sum(0)
+        scene.text(f"part.{rank}", lefts["adds"], line, f"Σ {_vector(partial)}", 12.5, **BOLD)
         words = f"partial sum of rank {rank}:"
         scene.text(f"part.{rank}.what", lefts["adds"] - 12, line, words, 12.5, **RIGHT)
     low, total = top + band * num_ranks + 18, adds.sum(0)
     words = "all-reduce, the sum of the partial sums = the whole MLP:"
     scene.text("all.what", lefts["adds"] - 12, low, words, 12.5, **RIGHT)
     scene.text("all", lefts["adds"], low, f"Σ {_vector(total)}", 12.5, **BOLD)
-    parts = listed([_vector(one.sum(0)) for one in adds.split(size)])
+    parts = listed([_vector(shard.sum(0)) for shard in adds.split(size)])
     return scene.picture(f"The ranks’ partial sums {parts} add up to {_vector(total)}.", zoom=1.0)
 
 

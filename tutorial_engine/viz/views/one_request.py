@@ -13,9 +13,9 @@ from tutorial_engine.viz.drawing.lanes import (
     name_width,
     time_marks,
 )
+from tutorial_engine.viz.drawing.letters import cut_to, text_width
 from tutorial_engine.viz.drawing.parts import BOLD, CENTRE, RIGHT, Sheet
 from tutorial_engine.viz.drawing.picture import Picture
-from tutorial_engine.viz.drawing.request_look import cut_to, text_width
 from tutorial_engine.viz.drawing.style import INK, PAPER, QUIET
 from tutorial_engine.viz.run.run import Life, Run
 from tutorial_engine.viz.views.timeline import plain

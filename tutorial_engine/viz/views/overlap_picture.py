@@ -34,9 +34,7 @@ def overlap_picture(plan: int, forward: int, steps: int) -> Picture:
             sheet.note(f"{case}.{who}", LEFT - 8, y + 17, who, 12, **RIGHT)
             for i, both in enumerate(run):
                 box = (LEFT + both[line] * wide, y, long * wide, TALL)
-                sheet.cell(f"{what}.{ahead}.{i}", box, "cached", look(line))
-                word = f"{what} {i}"
-                sheet.inside(f"{what}.{ahead}.{i}.word", box, word, 11)
+                sheet.cell(f"{what}.{ahead}.{i}", box, "cached", look(line), "", f"{what} {i}")
         for (_, gpu), (at, _) in zip(run, run[1 + ahead :], strict=False):
             to = (LEFT + (gpu + forward) * wide, top + PITCH), (LEFT + at * wide, top + TALL)
             sheet.arrow(f"tokens.{ahead}.{at}", to, QUIET)

@@ -27,7 +27,7 @@ def padding_picture(*steps: Sequence[int]) -> Picture:
         "copied as well": lambda name, box: scene.rect(name, box, HATCHED, stroke=RULE),
     }
     scene.legend(10, 44, marks)
-    y, told = 82.0, []
+    y, facts = 82.0, []
     for number, (lens, size) in enumerate(zip(steps, sizes, strict=True)):
         words = f"longest context {max(lens)}: {size.num_seqs} rows of {size.longest:,} slots"
         scene.text(f"{number}.size", 10, y - 6, words, 12.5, **BOLD)
@@ -39,9 +39,9 @@ def padding_picture(*steps: Sequence[int]) -> Picture:
             scene.rect(f"{number}.needed.{i}", (10, at, length * scale, high), GREEN, **DEAF)
             at += high
         y += size.num_seqs * row + 36
-        part = sum(lens) / size.num_slots
-        told.append(
+        used = sum(lens) / size.num_slots
+        facts.append(
             f"longest context {max(lens)}: {sum(lens):,} of {size.num_slots:,} copied slots are "
-            f"needed, {part:.0%}"
+            f"needed, {used:.0%}"
         )
-    return scene.picture("; ".join(told).capitalize() + ".", zoom=1.0)
+    return scene.picture("; ".join(facts).capitalize() + ".", zoom=1.0)

@@ -5,9 +5,10 @@ from collections.abc import Mapping, Sequence
 from tokenizers import Tokenizer
 
 from tutorial_engine.lab.patching import Patch
+from tutorial_engine.viz.drawing.letters import cut_to, text_width
 from tutorial_engine.viz.drawing.parts import BOLD, FAINT, Sheet
 from tutorial_engine.viz.drawing.picture import Picture
-from tutorial_engine.viz.drawing.request_look import cut_to, text_width, tint
+from tutorial_engine.viz.drawing.request_look import tint
 from tutorial_engine.viz.drawing.style import BLUE, GREEN, INK, PAPER, QUIET, RULE
 from tutorial_engine.viz.tokens import token_labels
 from tutorial_engine.viz.words import listed, percent

@@ -10,17 +10,10 @@ from typing import NamedTuple
 
 from tutorial_engine.trace.events import Admitted, Finished, Preempted, Trace
 from tutorial_engine.viz.drawing.lanes import TEXT, Axis, ruler
+from tutorial_engine.viz.drawing.letters import cut_to, text_width
 from tutorial_engine.viz.drawing.parts import BOLD, DEAF, GREY, RIGHT, Mark, Sheet, Style
 from tutorial_engine.viz.drawing.picture import Picture
-from tutorial_engine.viz.drawing.request_look import (
-    Box,
-    Look,
-    cut_to,
-    hatch_path,
-    look,
-    text_width,
-    tint,
-)
+from tutorial_engine.viz.drawing.request_look import Box, Look, hatch_path, look, tint
 from tutorial_engine.viz.drawing.style import INK, PAPER, QUIET, RULE
 from tutorial_engine.viz.run.run import Run
 from tutorial_engine.viz.views.timeline import limits
@@ -70,8 +63,10 @@ class Places(NamedTuple):
 
     def count(self, kind: str) -> int:
         """How often a place is in such a state: IDLE, WASTED, or the kind of a Share."""
-        every = (one if isinstance(one, str) else one.kind for line in self.grid for one in line)
-        return sum(one == kind for one in every)
+        every = (
+            place if isinstance(place, str) else place.kind for line in self.grid for place in line
+        )
+        return sum(place == kind for place in every)
 
     @property
     def wasted(self) -> int:
@@ -128,15 +123,15 @@ def places(
     pitch = min(WIDEST, (RIGHT_EDGE - LEFT) / max(len(each.run.steps) for each in found.values()))
     scene = Sheet(WIDE, 0)
     scene.heading(title, size=16)
-    told = limits(next(iter(found.values())).run, policy=False, clock=False)
-    scene.note("settings", 10, 42, f"a line is a place, a box is a step · {told}", 11.5)
+    note = limits(next(iter(found.values())).run, policy=False, clock=False)
+    scene.note("settings", 10, 42, f"a line is a place, a box is a step · {note}", 11.5)
     top = scene.legend(10, 66, _marks(scene, list(found.values())), 34)[1] + 16
     for i, (name, each) in enumerate(found.items()):
         _head(scene, i, name, each, top)
         _panel(scene, i, each, top + 22, pitch)
         top += 22 + TALL * len(each.grid) + 34
     scene.height = top - 6
-    shares = [share(one.wasted / one.total) if one.wasted else "0 %" for one in found.values()]
+    shares = [share(held.wasted / held.total) if held.wasted else "0 %" for held in found.values()]
     shown = f"Wasted, from the top: {listed(shares)}." if len({*shares}) > 1 else " "
     return scene.picture(_caption(found), zoom=1.1, shown=shown)
 
@@ -150,17 +145,17 @@ def _marks(scene: Sheet, found: Sequence[Places]) -> dict[str, Mark]:
     }
 
 
-def _mark(scene: Sheet, kind: str, one: Look, name: str, box: Box, tip: str = "") -> None:
+def _mark(scene: Sheet, kind: str, look: Look, name: str, box: Box, tip: str = "") -> None:
     """A box of that kind. Whatever is wasted is crossed."""
-    edge: Style = {"stroke": one.colour, "stroke_width": 0.8, "rx": min(2.0, box[2] / 5)}
+    edge: Style = {"stroke": look.colour, "stroke_width": 0.8, "rx": min(2.0, box[2] / 5)}
     if kind in (IDLE, WASTED):
         edge = {"stroke": RULE}
     elif kind in ("stalls", "recompute"):
         edge["stroke_dasharray"] = "3 2"
-    fills = {IDLE: PAPER, WASTED: CROSSED, "decode": one.dark, "END": one.dark}
-    scene.rect(name, box, fills.get(kind, one.light), tip, **edge)
+    fills = {IDLE: PAPER, WASTED: CROSSED, "decode": look.dark, "END": look.dark}
+    scene.rect(name, box, fills.get(kind, look.light), tip, **edge)
     if kind in (WASTED, "stalls"):
-        colour = QUIET if kind == WASTED else one.ink
+        colour = QUIET if kind == WASTED else look.ink
         style: Style = {"stroke": colour, "stroke_width": 1.0, "fill": "none"}
         scene.add(f"{name}.hatch", "path", d=hatch_path(box, "x"), **style, **DEAF)
     if kind == "END":
@@ -178,17 +173,17 @@ def _head(scene: Sheet, i: int, name: str, each: Places, top: float) -> None:
     """What the run is called, and what of its places was used for nothing."""
     shown = cut_to(name, 300, 13, True, keep=True)
     scene.text(f"{i}.title", 10, top + 14, shown, 13, **BOLD)
-    told = f"{counted(len(each.run.steps), 'step')} · "
+    line = f"{counted(len(each.run.steps), 'step')} · "
     lives = each.run.lives
-    tokens = counted(sum(len(one.token_times) for one in lives), "new token")
-    told += f"{sum(one.finished is not None for one in lives)} of {len(lives)} requests finished, "
-    told += f"{tokens} · wasted: {_wasted(each)}"
-    scene.text(f"{i}.told", 24 + text_width(shown, 13, True), top + 14, told, 12)
+    tokens = counted(sum(len(life.token_times) for life in lives), "new token")
+    ended = sum(life.finished is not None for life in lives)
+    line += f"{ended} of {len(lives)} requests finished, {tokens} · wasted: {_wasted(each)}"
+    scene.text(f"{i}.told", 24 + text_width(shown, 13, True), top + 14, line, 12)
 
 
 def _wasted(each: Places) -> str:
-    part = f" ({share(each.wasted / each.total)})" if each.wasted else ""
-    return f"{each.wasted} of {each.total}{part}"
+    wasted = f" ({share(each.wasted / each.total)})" if each.wasted else ""
+    return f"{each.wasted} of {each.total}{wasted}"
 
 
 def _panel(scene: Sheet, i: int, each: Places, top: float, pitch: float) -> None:
@@ -199,13 +194,13 @@ def _panel(scene: Sheet, i: int, each: Places, top: float, pitch: float) -> None
         scene.note(f"{i}.place.{p}", LEFT - 8, y + TALL / 2 + 4, f"place {p}", TEXT, **RIGHT)
         for _, group in groupby(enumerate(line), key=lambda pair: _same(pair[1])):
             members = list(group)
-            (first, one), (last, _) = members[0], members[-1]
+            (first, request), (last, _) = members[0], members[-1]
             x, wide = LEFT + pitch * first, pitch * (last + 1 - first)
             box = (x + gap / 2, y + 1.5, wide - gap, TALL - 3)
-            if isinstance(one, str):
-                tip = f"place {p}, steps {first} to {last}: {WORDS[one]}"
-                _mark(scene, one, GREY, f"idle.{i}.{p}.{first}", box, tip)
-                _word(scene, f"what.{i}.{p}.{first}", one, box)
+            if isinstance(request, str):
+                tip = f"place {p}, steps {first} to {last}: {WORDS[request]}"
+                _mark(scene, request, GREY, f"idle.{i}.{p}.{first}", box, tip)
+                _word(scene, f"what.{i}.{p}.{first}", request, box)
                 continue
             ends = False
             for s, held in members:
@@ -213,13 +208,13 @@ def _panel(scene: Sheet, i: int, each: Places, top: float, pitch: float) -> None
                     continue
                 tip = f"step {s}, place {p}: {held.request_id}, {held.kind}"
                 tip += ", ends" * held.is_last
-                own = (LEFT + pitch * s + gap / 2, y + 1.5, pitch - gap, TALL - 3)
+                cell = (LEFT + pitch * s + gap / 2, y + 1.5, pitch - gap, TALL - 3)
                 looks = LOOKS[held.request % len(LOOKS)]
-                _mark(scene, held.kind, looks, f"box.{i}.{p}.{s}", own, tip)
+                _mark(scene, held.kind, looks, f"box.{i}.{p}.{s}", cell, tip)
                 if ends := held.is_last:
-                    _end(scene, f"box.{i}.{p}.{s}", own)
+                    _end(scene, f"box.{i}.{p}.{s}", cell)
             room = (x, y + 1.5, wide - min(5.0, pitch / 2) * ends, TALL - 3)
-            _word(scene, f"who.{i}.{p}.{first}", one.request_id, room)
+            _word(scene, f"who.{i}.{p}.{first}", request.request_id, room)
     right = LEFT + pitch * len(each.run.steps)
     axis = Axis.of(each.run, LEFT, right, "step", 0, 0)
     ruler(scene, each.run, axis, top + TALL * len(each.grid) - 1, f"{i}.")

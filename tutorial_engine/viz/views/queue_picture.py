@@ -31,7 +31,7 @@ def queue_picture(trace: Trace, steps: Sequence[int]) -> Picture:
             room.format(steps=[*steps], last=run.last, blocks=run.num_blocks, most=MOST)
         )
     looks = {name: look(i) for i, name in enumerate(run.names)}
-    body, told, taken = [], [], False
+    body, sentences, taken = [], [], False
     for number in steps:
         now = run.blocks[number]
         fresh = (Replay().free_queue(run.num_blocks), dict[int, str]())
@@ -50,7 +50,7 @@ def queue_picture(trace: Trace, steps: Sequence[int]) -> Picture:
         if findable := sorted(now.hashes.keys() & {*now.free}):
             found = f"{blocks_said(findable)} can be found"
         before, queue = _order(was[0]), _order(now.free)
-        told.append(
+        sentences.append(
             f"Step {number}: the queue was {before}; {facts}; {found}; the queue is now {queue}."
         )
     sheet = Sheet(WIDTH, 0)
@@ -59,7 +59,7 @@ def queue_picture(trace: Trace, steps: Sequence[int]) -> Picture:
     if taken:
         key = "{sign}: the block has a hash. Coloured: it was given back, or taken, in this step."
     show(sheet, column(*body, words(key.format(sign=HASH)), gap=22), 44)
-    return sheet.picture(" ".join(told), 1.0, " ")
+    return sheet.picture(" ".join(sentences), 1.0, " ")
 
 
 def _given_back(now: BlockStep) -> dict[str, list[int]]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from tutorial_engine.viz.drawing.parts import BOLD, MARGIN, WIDTH, Sheet
 from tutorial_engine.viz.drawing.picture import Picture
-from tutorial_engine.viz.drawing.request_look import Look, cut_to, look
+from tutorial_engine.viz.drawing.request_look import Look, look
 from tutorial_engine.viz.drawing.style import INK, QUIET
 from tutorial_engine.viz.words import counted, listed
 
@@ -58,14 +58,16 @@ def radix_tree(
     _forks(sheet, texts, range(len(texts)), common, LEFT + common * wide, wide, labels)
     closest = max(_groups(texts, range(len(texts)), common), key=len)
     both = counted(len(texts), "text"), counted(common, "common token")
-    told = f"{both[0]} have {both[1]}"
+    caption = f"{both[0]} have {both[1]}"
     if len(closest) > 1:
         common = num_common([texts[i] for i in closest])
         names = listed(NAMES[i] for i in closest)
-        told = f"{told}, and {names} have {common}"
+        caption = f"{caption}, and {names} have {common}"
         in_blocks = common // block_size * block_size
-    told = f"{told}: the tree finds all {common}, and full blocks of {block_size} find {in_blocks}."
-    return sheet.picture(told, zoom=1.0)
+    caption = (
+        f"{caption}: the tree finds all {common}, and full blocks of {block_size} find {in_blocks}."
+    )
+    return sheet.picture(caption, zoom=1.0)
 
 
 def _groups(texts: Sequence[Sequence[int]], rows: Sequence[int], begin: int) -> list[list[int]]:
@@ -106,10 +108,10 @@ def _forks(
         points = f"{line} {end + 16:.0f},{top + 13:.0f}"
         name = f"{i}" + f".{begin}" * (len(group) > 1)
         sheet.add(f"fork.{name}", "polyline", points=points, fill="none", stroke=INK)
-        start, one = end + FORK - 8, look(i)
+        start, colours = end + FORK - 8, look(i)
         if len(group) == 1:
             sheet.text(f"text.{i}.name", end + 20, top + 18, NAMES[i], 13, **BOLD)
-            _branch(sheet, f"text.{i}", start, top, wide, texts[i][begin:], labels, one)
+            _branch(sheet, f"text.{i}", start, top, wide, texts[i][begin:], labels, colours)
             continue
         start -= 20  # it has no name
         both = num_common([texts[row] for row in group])
@@ -125,10 +127,9 @@ def _branch(
     wide: float,
     ids: Sequence[int],
     labels: Mapping[int, str],
-    one: Look,
+    look: Look,
 ) -> None:
     """Tokens side by side, in a look."""
     for i, token in enumerate(ids):
         box = (x + i * wide, y, wide - 3, TALL)
-        sheet.cell(f"{name}.{i}", box, "cached", one)
-        sheet.inside(f"{name}.{i}.label", box, cut_to(labels[token], wide - 5, 10.5), 10.5)
+        sheet.cell(f"{name}.{i}", box, "cached", look, "", labels[token], 10.5)

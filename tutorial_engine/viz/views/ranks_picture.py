@@ -6,9 +6,10 @@ Drawn from the report of a run: its sizes, its bytes, its count of all-reduces.
 from itertools import pairwise
 
 from tutorial_engine.parallel.report import ParallelReport
+from tutorial_engine.viz.drawing.letters import text_width
 from tutorial_engine.viz.drawing.parts import BOLD, CENTRE, DEAF, KEY, RIGHT, Sheet, Style
 from tutorial_engine.viz.drawing.picture import Picture
-from tutorial_engine.viz.drawing.request_look import Box, Look, chip, look, patch, text_width
+from tutorial_engine.viz.drawing.request_look import Box, Look, chip, look, patch
 from tutorial_engine.viz.drawing.style import INK, PAPER, QUIET, RULE
 from tutorial_engine.viz.words import counted, si
 
@@ -66,8 +67,8 @@ def ranks_picture(report: ParallelReport) -> Picture:
 
 def _band(scene: Sheet, report: ParallelReport, rank: int, y: float) -> None:
     """One rank: its bytes, its heads, its inner features."""
-    sizes, size, one = report.sizes, report.tp_size, look(FIRST_LOOK + rank)
-    chip(scene, f"rank.{rank}", 10, y + 26, f"rank {rank}", one)
+    sizes, size, colours = report.sizes, report.tp_size, look(FIRST_LOOK + rank)
+    chip(scene, f"rank.{rank}", 10, y + 26, f"rank {rank}", colours)
     for i, (number, what) in enumerate(
         ((report.weight_bytes[rank], "weights"), (report.kv_bytes[rank], "K/V pages"))
     ):
@@ -76,30 +77,30 @@ def _band(scene: Sheet, report: ParallelReport, rank: int, y: float) -> None:
     for name in ("embedding", "head"):
         x, wide, _ = COLUMNS[name]
         scene.rect(f"{name}.{rank}", (x, y + 22, wide, 44), WHOLE, stroke=INK, rx=3)
-        told = (f"all {sizes['vocab_size']:,}", "vocabulary rows")
+        said = (f"all {sizes['vocab_size']:,}", "vocabulary rows")
         if name == "head" and sizes.get("tie_word_embeddings"):
-            told = ("the same matrix", "once more")
-        for i, words in enumerate(told):
+            said = ("the same matrix", "once more")
+        for i, words in enumerate(said):
             place = (x + wide / 2, y + 41 + 15 * i)
             scene.text(f"{name}.{rank}.{i}", *place, words, KEY, **CENTRE)
-    _heads(scene, report, rank, one, y)
+    _heads(scene, report, rank, colours, y)
     x, wide, _ = COLUMNS["mlp"]
     total = sizes["intermediate_size"]
-    own = total // size
-    for part in range(size):
-        box = (x + wide / size * part, y + 26, wide / size - 2, 36.0)
-        tip = f"features {own * part} .. {own * (part + 1) - 1}"
-        _part(scene, f"mlp.{rank}.{part}", box, one, part == rank, tip)
-    words = f"{own:,} of {total:,} inner features"
+    width = total // size
+    for shard in range(size):
+        box = (x + wide / size * shard, y + 26, wide / size - 2, 36.0)
+        tip = f"features {width * shard} .. {width * (shard + 1) - 1}"
+        _part(scene, f"mlp.{rank}.{shard}", box, colours, shard == rank, tip)
+    words = f"{width:,} of {total:,} inner features"
     scene.note(f"mlp.{rank}", x + wide / 2, y + 86, words, KEY, **CENTRE)
     for i, ((x, wide, _), (end, *_)) in enumerate(pairwise(COLUMNS.values())):
         scene.arrow(f"arrow.{rank}.{i}", [(x + wide + 2, y + 44), (end - 2, y + 44)], QUIET, 1.8)
 
 
-def _heads(scene: Sheet, report: ParallelReport, rank: int, one: Look, y: float) -> None:
+def _heads(scene: Sheet, report: ParallelReport, rank: int, look: Look, y: float) -> None:
     """All query heads in a row, below them the K/V head that each group reads; own ones filled."""
     x, wide, _ = COLUMNS["attention"]
-    told = []
+    facts = []
     for name, what, key, top in (
         ("q", "query", "num_attention_heads", y + 12),
         ("k, v", "K/V", "num_key_value_heads", y + 44),  # below the query heads that read it
@@ -110,20 +111,20 @@ def _heads(scene: Sheet, report: ParallelReport, rank: int, one: Look, y: float)
         for head in range(count):
             box = (x + 32 + each * head, top, max(each - 2, each * 0.7), 26.0)
             mine = head // (count // report.tp_size) == rank
-            _part(scene, f"{name}.{rank}.{head}", box, one, mine, f"{name} head {head}", str(head))
-        told.append(f"{count // report.tp_size} of {count} {what} heads")
+            _part(scene, f"{name}.{rank}.{head}", box, look, mine, f"{name} head {head}", str(head))
+        facts.append(f"{count // report.tp_size} of {count} {what} heads")
     place = (x + (wide + 32) / 2, y + 86)
-    scene.note(f"heads.{rank}", *place, ", ".join(told), KEY, **CENTRE)
+    scene.note(f"heads.{rank}", *place, ", ".join(facts), KEY, **CENTRE)
 
 
 def _part(
-    scene: Sheet, name: str, box: Box, one: Look, mine: bool, tip: str, words: str = ""
+    scene: Sheet, name: str, box: Box, look: Look, mine: bool, tip: str, words: str = ""
 ) -> None:
     """A part of the model: in the rank's look if it has it, else an empty place."""
     if not mine:
         scene.rect(name, box, PAPER, f"{tip}: on another rank", stroke=RULE)
         return
-    patch(scene, name, box, one, f"{tip}: on this rank")
+    patch(scene, name, box, look, f"{tip}: on this rank")
     x, y, wide, high = box
     if words and text_width("00", KEY) + 6 <= wide:
         half = text_width(words, KEY, True) / 2 + 3

@@ -5,9 +5,10 @@ The caption is computed from the same numbers that are drawn.
 
 from collections.abc import Sequence
 
+from tutorial_engine.viz.drawing.letters import cut_to
 from tutorial_engine.viz.drawing.parts import Sheet
 from tutorial_engine.viz.drawing.picture import Picture
-from tutorial_engine.viz.drawing.request_look import cut_to, tint
+from tutorial_engine.viz.drawing.request_look import tint
 from tutorial_engine.viz.drawing.style import BLUE, GREEN, ORANGE, PAPER, QUIET, RULE
 from tutorial_engine.viz.words import listed
 

@@ -55,8 +55,7 @@ def readers_picture(labels: Sequence[str], layers: int) -> Picture:
         for token, label in enumerate(labels):
             box, name = place(layer, token), f"box.{layer}.{token}"
             state = "cached" if (layer, token) in made_of else "written" if token == new else "free"
-            sheet.cell(name, box, state, look(int(token == new)))
-            sheet.inside(f"{name}.words", box, f"K, V of {label}", 12)
+            sheet.cell(name, box, state, look(int(token == new)), "", f"K, V of {label}", 12)
     return sheet.picture(
         f"In layer {layers - 1}, K and V of {labels[top]} are made of {len(made_of) - 1} others "
         f"below, along {len(ways)} arrows. None of them comes from the new token, {labels[new]}. "

@@ -44,15 +44,15 @@ def roofline_picture(
         textcoords="offset points", fontsize=9.5,
     )  # fmt: skip
     _name_points(figure, ax, points, corners)
-    told = []
+    facts = []
     for name, x, y in points:
         side, limit = ("left", "memory") if x < ridge else ("right", "arithmetic")
-        part = y / min(peak_flops, bandwidth * x)
-        why = f", limited by {limit}" if part > 0.75 else ""  # farther below it something else is
-        told.append(f"{name}: {side}, {100 * part:.0f} %{why}")
+        share = y / min(peak_flops, bandwidth * x)
+        why = f", limited by {limit}" if share > 0.75 else ""  # farther below it something else is
+        facts.append(f"{name}: {side}, {100 * share:.0f} %{why}")
     start = f"The ridge of {si(peak_flops)}FLOP/s and {si(bandwidth)}B/s is at {two_digits(ridge)}"
     how = "Where each point lies, and how much of the roof it reaches"
-    return finish(figure, f"{start} FLOP/byte. {how}: {'; '.join(told)}.")
+    return finish(figure, f"{start} FLOP/byte. {how}: {'; '.join(facts)}.")
 
 
 def _name_points(
@@ -74,11 +74,11 @@ def _name_points(
     taken = [(px - 7 * unit, py - 7 * unit, px + 7 * unit, py + 7 * unit) for px, py in places]
     taken += [(px - unit, py - unit, px + unit, py + unit) for px, py in line]
     named = zip(points, places, strict=True)  # the highest first, so that no two lines cross
-    for (name, x, y), (px, py) in sorted(named, key=lambda one: -one[1][1]):
+    for (name, x, y), (px, py) in sorted(named, key=lambda point: -point[1][1]):
         wide = 5.6 * unit * max(len(name), 4)
         away = sorted(
             ((dx, -dy) for dx in (14, -14, 40, -40) for dy in range(0, 130, 8)),
-            key=lambda one: one[0] ** 2 + one[1] ** 2,
+            key=lambda shift: shift[0] ** 2 + shift[1] ** 2,
         )
         for dx, dy in away:
             left = px + dx * unit - (wide if dx < 0 else 0)

@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 
 from tutorial_engine.viz.drawing.flow import Piece, column, panel, row, show, table, words
+from tutorial_engine.viz.drawing.letters import cut_to
 from tutorial_engine.viz.drawing.parts import (
     BOLD,
     FAINT,
@@ -18,7 +19,7 @@ from tutorial_engine.viz.drawing.parts import (
     shade,
 )
 from tutorial_engine.viz.drawing.picture import Picture
-from tutorial_engine.viz.drawing.request_look import cut_to, look
+from tutorial_engine.viz.drawing.request_look import look
 from tutorial_engine.viz.drawing.scene import Frame
 from tutorial_engine.viz.run.record_softmax import RecordedSoftmax, SoftmaxStep, largest_difference
 from tutorial_engine.viz.words import counted
@@ -78,9 +79,9 @@ def _sheet(run: RecordedSoftmax, read: int) -> Sheet:
     differs = _rounded(largest_difference(run.returned, run.whole))
     ran = f"the attention that the model ran differs by {differs}"
     whole = words("softmax over all tokens at once", 12.5, **BOLD)
-    told = _two(whole, words(ran, 11, **FAINT).named("whole.below"))
+    below = _two(whole, words(ran, 11, **FAINT).named("whole.below"))
     strip = _strip(run.whole, ends).named("whole")
-    lines.append([*[words("")] * 5, column(strip, told, gap=2)])
+    lines.append([*[words("")] * 5, column(strip, below, gap=2)])
     return show(sheet, panel("", table(lines, 11, 14, (84, TOKENS, 0, 0, 42), rules=True)), 56)
 
 
@@ -121,7 +122,7 @@ def _line(
 
 def _token(run: RecordedSoftmax, i: int, offset: int, is_read: bool) -> Piece:
     """A slot of a block: its token, and once it is read its score and the share of it."""
-    step, at, one = run.steps[i], i * run.block_size + offset, look(0)
+    step, at, colours = run.steps[i], i * run.block_size + offset, look(0)
     wide = TOKENS / run.block_size - 4
 
     def draw(sheet: Sheet, _: str, x: float, y: float) -> None:
@@ -131,13 +132,13 @@ def _token(run: RecordedSoftmax, i: int, offset: int, is_read: bool) -> Piece:
         score = step.scores[offset]
         tip = "position {at}: score {score:.3f}" if is_read else "position {at}: not read yet"
         tip = tip.format(at=at, score=score)
-        sheet.cell(f"token.{at}", box, "cached" if is_read else "known", one, tip)
+        sheet.cell(f"token.{at}", box, "cached" if is_read else "known", colours, tip)
         label = cut_to(run.labels[at], wide - 4, 11.5)
         sheet.inside(f"label.{at}", (x, y, wide, 16), label, 11.5)
         if is_read:
             sheet.inside(f"score.{at}", (x, y + 15, wide, 16), _short(score), 11)
-            part = math.exp(score - step.m)
-            sheet.bar(f"bar.{at}", (x + 3, y + 34, wide - 6, 7), part, one.colour)
+            share = math.exp(score - step.m)
+            sheet.bar(f"bar.{at}", (x + 3, y + 34, wide - 6, 7), share, colours.colour)
 
     return Piece(wide, 44, draw)
 

@@ -4,14 +4,16 @@ Knows places; what there is to say comes from `run`.
 """
 
 from collections.abc import Sequence
-from functools import cached_property, partial
-from typing import Any, NamedTuple
+from functools import cached_property
+from typing import NamedTuple
 
+from tutorial_engine.viz.drawing.letters import cut_to, name_in, text_width
 from tutorial_engine.viz.drawing.parts import (
     BOLD,
     CENTRE,
     DEAF,
     FAINT,
+    IDLE,
     KEY,
     MARGIN,
     RIGHT,
@@ -21,8 +23,8 @@ from tutorial_engine.viz.drawing.parts import (
     Sheet,
     Style,
 )
-from tutorial_engine.viz.drawing.request_look import Box, Look, cut_to, look, text_width
-from tutorial_engine.viz.drawing.style import INK, PAPER, RULE
+from tutorial_engine.viz.drawing.request_look import Box, Look, look
+from tutorial_engine.viz.drawing.style import INK, RULE
 from tutorial_engine.viz.run.scheduler_run import SchedulerRun
 from tutorial_engine.viz.words import counted, tokens
 
@@ -43,7 +45,7 @@ COLUMNS = {  # of the table: what -> the middle of its numbers
 }
 OUTCOME = 500.0
 LINE, SIZE = 24.0, 11.0  # a line of tokens, their letters
-PILL, OVER = "#e9edf0", "#D55E00"  # OVER: what a wrong rule runs beyond the budget
+OVER = "#D55E00"  # what a wrong rule runs beyond the budget
 ACTIVITIES = {  # kind -> in the key
     "arrives": "arrives",
     "waits": "waits",
@@ -51,12 +53,12 @@ ACTIVITIES = {  # kind -> in the key
     "decode": "decode",
     "stalls": "stalls: admitted, runs nothing",
 }
-TOKENS = {  # kind -> state of its cell, in the key, in tips
-    "cached": ("cached", "in the cache", "its K and V are in the cache"),
-    "run": ("written", "runs in this step", "runs in this step, which writes its K and V"),
-    "known": ("known", "not run yet", "not run yet"),
-    "sampled": ("sampled", "new from this step", "sampled by this step, not run yet"),
-    "gone": ("gone", "finished, row freed", "its request is over"),
+TOKENS = {  # state of its cell -> in the key, in tips
+    "cached": ("in the cache", "its K and V are in the cache"),
+    "written": ("runs in this step", "runs in this step, which writes its K and V"),
+    "known": ("not run yet", "not run yet"),
+    "sampled": ("new from this step", "sampled by this step, not run yet"),
+    "gone": ("finished, row freed", "its request is over"),
 }
 
 
@@ -67,12 +69,6 @@ class Chip(NamedTuple):
     x: float
     width: float
     words: str
-
-
-def name_in(room: float, name: str, size: float) -> tuple[str, float]:
-    """A request's name in so many pixels, and the size of its letters: smaller, then cut."""
-    size = size if text_width(name, size, bold=True) <= room else min(size, 9.0)
-    return cut_to(name, room, size, bold=True, keep=True), size
 
 
 class SchedulerView:
@@ -193,7 +189,7 @@ class _StepSheet(Sheet):
         now = f"one forward runs {self.now.num_tokens} of at most {tokens(run.budget)}"
         limits = f"{run.policy} · budget {run.budget} · max_num_seqs {run.max_num_seqs}"
         self.heading(f"step {self.step} of {run.last} · {now}", limits)
-        note, one = "numbers = tokens run in that step", next(iter(self.looks.values()))
+        note, first = "numbers = tokens run in that step", next(iter(self.looks.values()))
         self.note("numbers", MARGIN, 48, note)
         self.keys.append((MARGIN - 2, 34, text_width(note, KEY) + 14, 22))
         marks: dict[str, Mark] = {}
@@ -202,7 +198,7 @@ class _StepSheet(Sheet):
         for kind, words in ACTIVITIES.items():
             if kind not in seen:
                 continue
-            marks[words] = partial(self._activity, kind=kind, one=one)
+            marks[words] = self.sample(kind, first)
         marks["first token"] = lambda name, box: self._dot(name, box[0] + 9, 44)
         self.legend(34 + text_width(note, KEY), 49, marks, gap=18)
 
@@ -241,7 +237,7 @@ class _StepSheet(Sheet):
         if share is None:
             if step == run.came(name) - 1:
                 tip = f"{name} arrives after step {step}"
-                self._activity(item, box, "arrives", self.looks[name], tip)
+                self.cell(item, box, "arrives", None, tip)
             return
         tip = f"step {step}: {name} {share.kind}"
         if share.num_tokens:
@@ -251,25 +247,11 @@ class _StepSheet(Sheet):
                 f"step {step}: {run.ran(name, step)}; positions {share.first_position} to {last}, "
                 f"slots {slots[0]} to {slots[-1]}"
             )
-        self._activity(item, box, share.kind, self.looks[name], tip)
-        if words := self.view.words(share.kind, share.num_tokens):
-            style = FAINT if share.kind == "waits" else {}
-            self.inside(f"{item}.n", box, words, self.view.size, **style)
+        words, look = self.view.words(share.kind, share.num_tokens), self.looks[name]
+        letters = FAINT if share.kind in IDLE else {}
+        self.cell(item, box, share.kind, look, tip, words, self.view.size, letters)
         if run.first_token(name) == step:
             self._dot(f"{item}.first", box[0] + box[2] - 2, box[1] + 1)
-
-    def _activity(self, name: str, box: Box, kind: str, one: Look, tip: str = "") -> None:
-        """The box of one kind of activity: readable without its colour."""
-        x, y, w, h = box
-        if kind in ("waits", "arrives"):
-            fill = PILL if kind == "waits" else PAPER
-            self.rect(name, (x, y + h / 2 - 6, w, 13), fill, tip, rx=5, stroke=RULE)
-        elif kind == "stalls":
-            self.cell(name, box, "known", one, tip, rx=3, stroke_dasharray="4 3")
-        elif kind == "preempted":
-            self.cell(name, box, "reserved", one, tip, rx=3, stroke=one.colour)
-        else:
-            self.cell(name, box, "solid" if kind == "decode" else "cached", one, tip, rx=3)
 
     def budget(self) -> None:
         """One cell per token that the step may run, filled by those that it does run."""
@@ -290,7 +272,7 @@ class _StepSheet(Sheet):
             self.cell(name, box, state, self.looks[who], run.ran(who, self.step), **over)
             if grid.wide >= 14 or i == owners.index(who):
                 size = SIZE if grid.wide >= 14 else 9.0
-                self.inside(f"{name}.who", box, *name_in(max(box[2], 14), who, size))
+                self.inside(f"{name}.word", box, *name_in(max(box[2], 14), who, size))
         parts = " + ".join(f"{name} {len(event.slots)}" for name, event in now.scheduled.items())
         said = f"{parts} = {now.num_tokens} of {run.budget} tokens"
         said += f" · {run.budget - cells} more are not drawn" * (cells < run.budget)
@@ -320,15 +302,15 @@ class _StepSheet(Sheet):
 
     def _row(self, row: int, grid: Grid, who: str) -> str:
         """A row that somebody has, slot by slot → how full it is."""
-        run, one, event = self.run, self.looks[who], self.now.scheduled.get(who)
+        run, colours, event = self.run, self.looks[who], self.now.scheduled.get(who)
         base, new = row * run.max_len, event.slots if event else ()
         slots = (*self.now.planned.requests[who].slots, *new)
         used, thin = len(slots), Style(stroke_width=0.8, rx=0)
-        self.text(f"row{row}.who", 56, grid.y + 13, who, 13, fill=one.ink, **BOLD)
+        self.text(f"row{row}.who", 56, grid.y + 13, who, 13, fill=colours.ink, **BOLD)
         for i, slot in enumerate(slots):
             tip = f"slot {slot}: K and V of token {i} of {who}, “{run.word(who, i)}”"
             state = "solid" if slot in new else "cached"
-            self.cell(f"slot{slot}", grid.box(slot - base), state, one, tip, **thin)
+            self.cell(f"slot{slot}", grid.box(slot - base), state, colours, tip, **thin)
         if used < run.max_len:
             tip = f"slots {base + used} to {base + run.max_len - 1}: reserved for {who}, empty"
             rest = grid.box(used, run.max_len - used)
@@ -350,10 +332,12 @@ class _StepSheet(Sheet):
         self.note("head.rule", OUTCOME, top, rule)
         for i, name in enumerate(run.names):
             base = top + 26 + ASKED * i
-            state, one, box = run.state(name, step), self.looks[name], (MARGIN, base - 14.5, 23, 20)
+            state, colours = run.state(name, step), self.looks[name]
+            box = (MARGIN, base - 14.5, 23, 20)
             fill = "solid" if "running" in state else "cached" if state == "waiting" else "free"
-            self.cell(f"asked.{name}", box, fill, one, rx=3, stroke=one.colour)
-            self.inside(f"asked.{name}.who", box, *name_in(box[2], name, 11.5), **BOLD)
+            edge: Style = {"letters": BOLD, "rx": 3, "stroke": colours.colour}
+            shown = name_in(box[2] - 2, name, 11.5)
+            self.cell(f"asked.{name}", box, fill, colours, "", *shown, **edge)
             self.text(f"asked.{name}.state", 44, base, state, 12)
             if run.share(name, step) is not None:
                 request = self.now.planned.requests[name]
@@ -371,7 +355,7 @@ class _StepSheet(Sheet):
         """Prompt and output of every request, and how far they are computed."""
         y, first = self.view.tokens, next(iter(self.looks.values()))
         self.text("tokens", MARGIN, y, "tokens", 12, **BOLD)
-        marks = {words: self.sample(state, first, rx=3) for state, words, _ in TOKENS.values()}
+        marks = {words: self.sample(kind, first, rx=3) for kind, (words, _) in TOKENS.items()}
         x, _ = self.legend(72, y, marks, gap=20)
         self.rect("key.end", (x + 4, y - 13, 2, 18), INK)
         self.note("key.end.words", x + 12, y, "end of the prompt")
@@ -390,14 +374,12 @@ class _StepSheet(Sheet):
         """The tokens of one request that are known by the end of the step."""
         num_prompt = self.now.planned.requests[who].num_prompt_tokens
         for i, kind in enumerate(self.run.token_kinds(who, self.step)):
-            chip, name, (state, _, said) = chips[i], f"token.{who}.{i}", TOKENS[kind]
-            part, token = "prompt" if i < num_prompt else "output", self.run.tokens[who][i]
+            chip, name, (_, said) = chips[i], f"token.{who}.{i}", TOKENS[kind]
+            where, token = "prompt" if i < num_prompt else "output", self.run.tokens[who][i]
             label = self.run.word(who, i)
-            tip = f"{who}, position {i} ({part}): “{label}”, id {token}; {said}"
+            tip = f"{who}, position {i} ({where}): “{label}”, id {token}; {said}"
             box = (chip.x, top + LINE * chip.line, chip.width, 20.0)
-            self.cell(name, box, state, self.looks[who], tip, rx=3)
-            style: dict[str, Any] = BOLD if kind in ("run", "sampled") else {}
-            style = FAINT if kind == "gone" else style
-            self.inside(f"{name}.n", box, chip.words, SIZE, **style)
+            style = BOLD if kind in ("written", "sampled") else FAINT if kind == "gone" else {}
+            self.cell(name, box, kind, self.looks[who], tip, chip.words, SIZE, style, rx=3)
             if i == num_prompt - 1:
                 self.rect(f"{name}.end", (box[0] + box[2] + 3.5, box[1] - 1, 2, 22), INK, **DEAF)

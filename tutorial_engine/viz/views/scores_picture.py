@@ -33,10 +33,10 @@ def scores_picture(lengths: Sequence[int], head_dim: int, itemsize: int) -> Pict
             sheet.text(f"of{length}.{i}", middle, bottom + 19 + 18 * i, word, 13, **CENTRE, **style)
         x += max(side, 84.0) + 70
     longest, shortest = max(lengths), min(lengths)
-    one, most = shortest**2 * itemsize, longest**2 * itemsize
+    smallest, largest = shortest**2 * itemsize, longest**2 * itemsize
     return sheet.picture(
         f"From T = {shortest:,} to {longest:,} tokens, {longest / shortest:g} times as many, the "
-        f"scores of one head grow {most / one:g} times, from {num_bytes(one)} to "
-        f"{num_bytes(most)}; its output grows {longest / shortest:g} times, to "
+        f"scores of one head grow {largest / smallest:g} times, from {num_bytes(smallest)} to "
+        f"{num_bytes(largest)}; its output grows {longest / shortest:g} times, to "
         f"{num_bytes(longest * head_dim * itemsize)} ({itemsize} bytes per number, drawn to scale)."
     )

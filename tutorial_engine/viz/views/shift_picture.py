@@ -37,8 +37,8 @@ def shift_picture(gaps: Mapping[str, ShiftGap], discard: int) -> Picture:
     `gaps`: by what the model is called. `discard`: the tokens that were forgotten.
     """
     name, last = list(gaps.items())[-1]
-    most = max(max(gap.logits, *gap.keys, *gap.values) for gap in gaps.values())
-    low, high = FLOOR * TOLERANCE, 60 * max(most, TOLERANCE)
+    largest = max(max(gap.logits, *gap.keys, *gap.values) for gap in gaps.values())
+    low, high = FLOOR * TOLERANCE, 60 * max(largest, TOLERANCE)
     figure, (left, right) = panels(10, 3.9, columns=2, width_ratios=[1, 1.5], sharey=True)
     for x, gap in enumerate(gaps.values()):
         _bar(left, x, gap.logits, 0.55)
@@ -75,18 +75,18 @@ def _bar(ax: Axes, x: float, number: float, width: float) -> None:
 
 def _verdict(gaps: Mapping[str, ShiftGap], discard: int) -> str:
     """Who is within the tolerance, who is not, and where the difference begins."""
-    told = []
+    facts = []
     for name, gap in gaps.items():
         same = gap.logits <= TOLERANCE  # how far within is rounding, and differs between machines
         off = f"off by up to {shown(gap.logits)} where the largest is {gap.largest_logit:.3g}"
-        told.append(f"{name}: {'equal' if same else off}")
+        facts.append(f"{name}: {'equal' if same else off}")
     name, last = list(gaps.items())[-1]
     both = zip(last.keys, last.values, strict=True)
     wrong = [i for i, pair in enumerate(both) if max(pair) > TOLERANCE]
     where = f"differ from layer {wrong[0]} on" if wrong else "agree everywhere"
     return (
         f"Forgetting {tokens(discard)}: logits with a context shift against a fresh run: "
-        f"{'; '.join(told)}. K and V ({name}) {where} (tolerance {shown(TOLERANCE)})."
+        f"{'; '.join(facts)}. K and V ({name}) {where} (tolerance {shown(TOLERANCE)})."
     )
 
 

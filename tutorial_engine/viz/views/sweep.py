@@ -4,19 +4,19 @@ The caption is computed from the same numbers that are drawn; those of a virtual
 same on every machine.
 """
 
-import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from matplotlib.axes import Axes
 
 from tutorial_engine.viz.drawing.charts import ROUND, dial_axis, line_look, lines_across, panels
+from tutorial_engine.viz.drawing.letters import wrapped
 from tutorial_engine.viz.drawing.picture import Picture
-from tutorial_engine.viz.drawing.style import RULE, finish, house_style
+from tutorial_engine.viz.drawing.style import DPI, RULE, finish, house_style
 from tutorial_engine.viz.words import digits, listed
 
 Line = Sequence[float | None]
-LABEL = 46  # letters of an axis' name in a line
+LABEL = 370.0  # pixels of an axis' name in a line
 
 
 @house_style()
@@ -44,25 +44,25 @@ def sweep(
     }
     figure, axes = panels(5 * max(len(shown), 1.4), 3.9, columns=len(shown))
     alone = all(len(named) == 1 for named in shown.values())
-    told = []
+    facts = []
     for place, (ax, (panel, named)) in enumerate(zip(axes, shown.items(), strict=True)):
         for i, (name, pairs) in enumerate(named.items(), place if alone else 0):
             look = line_look(i) | ({"drawstyle": "steps-pre", "markersize": 4} if steps else {})
             ax.plot(*zip(*pairs, strict=True), label=name, linewidth=2, **look)
         dial_axis(ax, x, 8, xlabel)
-        ax.set_xlabel(textwrap.fill(ax.get_xlabel(), LABEL))
-        most = max(value for pairs in named.values() for _, value in pairs)
-        ax.set(title=panel, ylabel=ylabel, ylim=(0, 1.12 * most or 1))
+        ax.set_xlabel("\n".join(wrapped(ax.get_xlabel(), LABEL, 10 * DPI / 72)))
+        largest = max(value for pairs in named.values() for _, value in pairs)
+        ax.set(title=panel, ylabel=ylabel, ylim=(0, 1.12 * largest or 1))
         ax.yaxis.set_major_formatter(ROUND)
         lines_across(ax)
         if len(named) > 1:
             ax.legend(loc="best", fontsize=9.5)
         kept = _limits(ax, named, at_most or {}, x if steps else ())
         ways = [f"{name} " * (len(named) > 1) + _way(pairs, x) for name, pairs in named.items()]
-        told.append(f"{panel}{f' ({ylabel})' * bool(ylabel)} {', '.join(ways)}{kept}")
+        facts.append(f"{panel}{f' ({ylabel})' * bool(ylabel)} {', '.join(ways)}{kept}")
     first, last = f"{x[0]:g}", f"{x[-1]:g}"
     over = f"{xlabel} from {first} to {last}" if first != last else f"{xlabel} = {first}"
-    return finish(figure, f"{over[0].upper()}{over[1:]}: {'; '.join(told)}.")
+    return finish(figure, f"{over[0].upper()}{over[1:]}: {'; '.join(facts)}.")
 
 
 def _limits(
@@ -78,12 +78,13 @@ def _limits(
     limits = {name: at_most[name] for name in named if name in at_most}
     if not limits:
         return ""
-    for name, most in limits.items():
+    for name, limit in limits.items():
         colour = line_look(list(named).index(name))["color"]
-        ax.axhline(most, color=colour, linestyle=(0, (1, 2)), linewidth=1.8)
+        ax.axhline(limit, color=colour, linestyle=(0, (1, 2)), linewidth=1.8)
         at: dict[str, Any] = {"xycoords": ax.get_yaxis_transform(), "textcoords": "offset points"}
-        ax.annotate(f"{name}: at most {most:g}", (1, most), (0, 4), ha="right", fontsize=9.5, **at)
-    broken = {a for name, most in limits.items() for a, value in named[name] if value > most}
+        words = f"{name}: at most {limit:g}"
+        ax.annotate(words, (1, limit), (0, 4), ha="right", fontsize=9.5, **at)
+    broken = {a for name, limit in limits.items() for a, value in named[name] if value > limit}
     kept = sorted({a for name in limits for a, _ in named[name]} - broken)
     if not kept:
         return ", nowhere are all limits kept"

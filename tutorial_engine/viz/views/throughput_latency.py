@@ -29,7 +29,7 @@ def throughput_latency(
     every = [point for points in curves.values() for point in points]
     speeds, times = [point[1] for point in every], [point[2] for point in every]
     wide = 0 < 10 * min(times) < max(times)  # the small ones would lie on the axis
-    told = []
+    facts = []
     for i, (name, points) in enumerate(curves.items()):
         xs, ys = [point[1] for point in points], [point[2] for point in points]
         ax.plot(xs, ys, label=name, linewidth=2, markersize=7, clip_on=False, **line_look(i))
@@ -40,7 +40,7 @@ def throughput_latency(
             up = 8 if on_axis else -8 * side
             ax.annotate(str(words), (x, y), (7 * side, up), textcoords="offset points", **at)
         first, last = (f"{digits(ys[j])} ms at {digits(xs[j])} tok/s" for j in (0, -1))
-        told.append(
+        facts.append(
             f"“{name}” {f'goes from {first} to {last}' if len(points) > 1 else f'has {last}'}"
         )
     ax.set(xlim=(0, 1.12 * max(speeds) or 1), ylim=(0, 1.15 * max(times) or 1))
@@ -55,10 +55,10 @@ def throughput_latency(
         at = {"xycoords": ax.get_xaxis_transform(), "textcoords": "offset points"}
         words = f"full: {digits(capacity)} tok/s"
         ax.annotate(words, (capacity, 0.02), (-5, 0), fontsize=9.5, ha="right", **at)
-        told.append(f"counted by hand, it is full at {digits(capacity)} tok/s")
+        facts.append(f"counted by hand, it is full at {digits(capacity)} tok/s")
     numbers = f"numbers: {label}" if label else None
     ax.legend(loc="best", fontsize=9.5, title=numbers, title_fontsize=9.5, alignment="left")
     lines_across(ax)
     return finish(
-        figure, f"{latency[0].upper()}{latency[1:]} against throughput: {'; '.join(told)}."
+        figure, f"{latency[0].upper()}{latency[1:]} against throughput: {'; '.join(facts)}."
     )

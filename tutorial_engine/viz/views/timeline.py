@@ -18,9 +18,10 @@ from tutorial_engine.viz.drawing.lanes import (
     ruler,
     time_marks,
 )
+from tutorial_engine.viz.drawing.letters import cut_to, text_width
 from tutorial_engine.viz.drawing.parts import BOLD, CENTRE, Sheet, Style
 from tutorial_engine.viz.drawing.picture import Picture
-from tutorial_engine.viz.drawing.request_look import cut_to, look, patch, text_width
+from tutorial_engine.viz.drawing.request_look import look, patch
 from tutorial_engine.viz.drawing.style import INK, PAPER, QUIET
 from tutorial_engine.viz.run.run import Life, Run
 from tutorial_engine.viz.tokens import cut_label, written
@@ -80,11 +81,11 @@ def timelines(
     time_marks(scene, axes[0], scene.height - 8, top + 2)
     for i, ((name, run), axis, tall) in enumerate(zip(runs.items(), axes, talls, strict=True)):
         shown = cut_to(name, 420, 13, True, keep=True)
-        told = f"{ms(run.end - run.start)} · {_rate(run):.0f} tok/s · {len(run.steps)} steps"
+        times = f"{ms(run.end - run.start)} · {_rate(run):.0f} tok/s · {len(run.steps)} steps"
         at = 24 + text_width(shown, 13, True)
-        scene.rect(f"{i}.paper", (8, y - 2, at - 6 + text_width(told, 12), 20), PAPER)
+        scene.rect(f"{i}.paper", (8, y - 2, at - 6 + text_width(times, 12), 20), PAPER)
         scene.text(f"{i}.title", 10, y + 13, shown, 13, **BOLD)
-        scene.text(f"{i}.reached", at, y + 13, told, 12)
+        scene.text(f"{i}.reached", at, y + 13, times, 12)
         x, first = axis.at(run.end), y + 20
         bottom = first + tall * len(run.lives)
         y = bottom + 34
@@ -108,9 +109,9 @@ def _head(
 
 def _draw_budget(scene: Sheet, run: Run, axis: Axis, base: float) -> None:
     """Tokens of each step, stacked by request in the order of the rows; the line is the budget."""
-    most, limit = max(step.num_tokens for step in run.steps), run.budget or None
-    near = limit is not None and limit <= 5 * most
-    top = float(max(limit, most)) if limit is not None and near else 1.15 * most
+    fullest, limit = max(step.num_tokens for step in run.steps), run.budget or None
+    near = limit is not None and limit <= 5 * fullest
+    top = float(max(limit, fullest)) if limit is not None and near else 1.15 * fullest
     line = base - TALL * limit / top if limit is not None and near else base - TALL
     ends: Style = {"x1": axis.left, "x2": axis.right, "stroke_width": 1.2}
     scene.add("budget.zero", "line", y1=base, y2=base, stroke=QUIET, **ends)
@@ -181,7 +182,7 @@ def _caption(run: Run) -> str:
         said += "".join(f"; {_told(life)}" for life in lives)
     elif over:
         first, last = (
-            most(over, key=lambda one: (one.finished, one.end_step)) for most in (min, max)
+            pick(over, key=lambda life: (life.finished, life.end_step)) for pick in (min, max)
         )
         said += f"; the first to end is {_told(first)}; the last is {_told(last)}"
     shares = [share for life in lives for share in life.shares.values()]

@@ -50,8 +50,8 @@ class Transplant(NamedTuple):
     @property
     def parts(self) -> str:
         """What was copied, in words."""
-        part = listed(name for name in ("K", "V") if name.lower() in self.which)
-        return f"{part} of {numbered(self.slots, 'slot')}, {numbered(self.layers, 'layer')}"
+        kinds = listed(name for name in ("K", "V") if name.lower() in self.which)
+        return f"{kinds} of {numbered(self.slots, 'slot')}, {numbered(self.layers, 'layer')}"
 
 
 def transplant(
@@ -85,14 +85,14 @@ def transplant(
 def transplant_scene(edit: Transplant) -> Sheet:
     """Two texts and their memories, K and V of each layer; what was copied; and both stories."""
     low, below = 31 + ROW * edit.num_layers, 52  # of a memory, and of the other from it
-    told = [_story(story) for story in (edit.own, edit.story)]
+    stories = [_story(story) for story in (edit.own, edit.story)]
     tall = max(_story(story).tall for story in (edit.own, edit.donors, edit.story))
     sheet = Sheet(WIDE, 2 * low + below + 84 + 2 * tall)
     sheet.note("screen", MARGIN, 16, "the text on the screen, and its memory", 14)
     _memory(sheet, "a", edit, 0, 24)
     _memory(sheet, "b", edit, 1, low + below - 8)
     sheet.note("other", MARGIN, 2 * low + below + 3, "another text, and its memory", 14)
-    halves = [i for i, part in enumerate("KV") if part.lower() in edit.which]
+    halves = [i for i, kind in enumerate("KV") if kind.lower() in edit.which]
     for slot in edit.slots:  # to what was copied: K, V, or between both
         x = LEFT + slot * CELL + (CELL - 4) * (sum(halves) / len(halves) + 0.5) / 2
         sheet.arrow(f"moved.{slot}", [(x, low + below - 12), (x, low + 14)], INK, 2.2)
@@ -100,7 +100,7 @@ def transplant_scene(edit: Transplant) -> Sheet:
     sheet.text("parts", right + 4, low + 38, edit.parts, 15, **BOLD)
     titles = {"before": "without the copy the story goes on", "after": "with the copy"}
     y = 2 * low + below + 32
-    for (name, title), story in zip(titles.items(), told, strict=True):
+    for (name, title), story in zip(titles.items(), stories, strict=True):
         sheet.note(f"{name}.title", MARGIN, y, title, 14)
         story.draw(sheet, name, MARGIN, y + 5)
         y += tall + 30
@@ -122,32 +122,32 @@ def _memory(sheet: Sheet, name: str, edit: Transplant, text: int, y: float) -> N
                 box = (x, y + 22 + ROW * (line + edit.num_layers / 2 - 1), CELL - 4, ROW - 3.0)
                 sheet.inside(f"{name}.{word}", box, word, 12, **FAINT)
             break
-        for layer, (i, part) in itertools.product(range(edit.num_layers), enumerate("KV")):
-            is_new = slot in edit.slots and layer in edit.layers and part.lower() in edit.which
-            one = look(1 if is_new else text)
+        for layer, (i, kind) in itertools.product(range(edit.num_layers), enumerate("KV")):
+            is_new = slot in edit.slots and layer in edit.layers and kind.lower() in edit.which
+            colours = look(1 if is_new else text)
             half = (CELL - 4) / 2
             box = (x + i * half, y + 22 + ROW * layer, half, ROW - 3.0)
-            cell = f"{name}.{slot}.{layer}.{part}"
-            sheet.cell(cell, box, "written" if is_new else "cached", one)
-            sheet.inside(f"{cell}.name", box, part, 11, **(BOLD if is_new else {}))
+            cell = f"{name}.{slot}.{layer}.{kind}"
+            state, letters = ("written", BOLD) if is_new else ("cached", {})
+            sheet.cell(cell, box, state, colours, "", kind, letters=letters)
     for layer in range(edit.num_layers):
         sheet.note(f"{name}.layer.{layer}", MARGIN, y + 34 + ROW * layer, f"layer {layer}", 12)
 
 
-def _story(told: str) -> Piece:
-    return words(told, 16, WIDE - 2 * MARGIN, 2, **BOLD)
+def _story(story: str) -> Piece:
+    return words(story, 16, WIDE - 2 * MARGIN, 2, **BOLD)
 
 
 def transplant_caption(edit: Transplant) -> str:
     """Which of the two stories it tells now."""
     first, other = (text.split()[0] for text in edit.texts)
     if edit.story == edit.donors:
-        told = f"The screen says {first}, and the story is that of {other}, word for word."
+        said = f"The screen says {first}, and the story is that of {other}, word for word."
     elif edit.story == edit.own:
-        told = "The story is the one that it told before, word for word."
+        said = "The story is the one that it told before, word for word."
     else:
-        told = "The story is neither of the two texts' own."
-    return f"Copied: {edit.parts}, from the memory of “{edit.texts[1].rstrip('.')}”. {told}"
+        said = "The story is neither of the two texts' own."
+    return f"Copied: {edit.parts}, from the memory of “{edit.texts[1].rstrip('.')}”. {said}"
 
 
 def transplant_picture(model: CausalLM, tokenizer: Tokenizer) -> Picture:

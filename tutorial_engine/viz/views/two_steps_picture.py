@@ -14,9 +14,10 @@ from torch import Tensor
 from tutorial_engine.model.attention import NaiveAttention
 from tutorial_engine.model.batch import Batch
 from tutorial_engine.model.decoder import CausalLM
+from tutorial_engine.viz.drawing.letters import cut_to
 from tutorial_engine.viz.drawing.parts import BOLD, RIGHT, Sheet, Style
 from tutorial_engine.viz.drawing.picture import Picture
-from tutorial_engine.viz.drawing.request_look import Box, cut_to, tint
+from tutorial_engine.viz.drawing.request_look import Box, tint
 from tutorial_engine.viz.drawing.style import BLUE, GREEN, PAPER, QUIET, RED, RULE
 from tutorial_engine.viz.run.attention_weights import look_inside
 from tutorial_engine.viz.tokens import cut_label, token_names
@@ -79,8 +80,8 @@ def recorded_two_steps(
     without = look_inside(model, ids, partial(_SilencedAt, *first, found))
     numbers = [
         float(number)
-        for one in (look, without)
-        for number in (one.weights[second][-1, found], one.probs[-1, ids[found]])
+        for answer in (look, without)
+        for number in (answer.weights[second][-1, found], answer.probs[-1, ids[found]])
     ]
     return TwoSteps(before, found, float(row.max()), *numbers)
 

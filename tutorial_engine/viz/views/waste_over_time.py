@@ -36,7 +36,7 @@ def waste_over_time(runs: Mapping[str, Trace]) -> Picture:
     steps = max(history.num_steps for history in found.values())
     slots = max(history.pool.num_slots for history in found.values())
     figure, axes = panels(10, 3.7, columns=len(found), sharey=True)
-    told = []
+    facts = []
     for ax, (name, history) in zip(axes, found.items(), strict=True):
         _filled(ax, history)
         ax.set(xlim=(-0.5, steps - 0.5), ylim=(0, 1.12 * slots), xlabel="step")
@@ -45,7 +45,7 @@ def waste_over_time(runs: Mapping[str, Trace]) -> Picture:
         words = f"pool: {size} slots"
         ax.text(steps - 0.55, size + slots / 90, words, ha="right", fontsize=9.5, color=QUIET)
         ax.xaxis.set_major_locator(MaxNLocator(5, integer=True))
-        told.append(
+        facts.append(
             f"{name} {history.mean_waste:.1f} of {size} on average, {history.peak_waste} at most "
             f"(tokens fill {history.peak_used} at most)"
         )
@@ -56,7 +56,7 @@ def waste_over_time(runs: Mapping[str, Trace]) -> Picture:
         Patch(facecolor=PAPER, edgecolor=QUIET, label="free"),
     ]
     figure.legend(handles=key, loc="outside upper right", ncols=3, fontsize=9.5)
-    return finish(figure, f"Slots reserved without a token in a step: {'; '.join(told)}.")
+    return finish(figure, f"Slots reserved without a token in a step: {'; '.join(facts)}.")
 
 
 def _filled(ax: Axes, history: PoolHistory) -> None:
