@@ -109,7 +109,7 @@ print("both '·a' have the same vector:", torch.equal(vectors[2], vectors[6]))
 # The map shows the way of these vectors through the model, from top to bottom. Each *decoder layer* adds to a vector
 # twice: first what attention found in this token and those before it, then what a small network called MLP computed. In
 # the end the vector becomes *logits*, one number for each token of the vocabulary. The larger the number, the likelier
-# that token comes next. You need not know the words in the boxes yet; sections 3 to 9 explain them. We count from 0:
+# that token comes next. You need not know the words in the boxes yet; sections 3 to 10 explain them. We count from 0:
 # layer 3 is the last of the four.
 
 # %% tags=["figure-block"]
@@ -188,7 +188,8 @@ mine.use(project, check_project)
 
 # %% [markdown]
 # After exercises 1 to 6 you read two stories. In the first this part has a usual mistake, in the second it is yours. Here
-# the first `project` cuts the heads along the wrong axis. All shapes are right, so no error is raised.
+# the first `project` cuts the right axis, but deals its numbers out to the heads one by one, as cards: head 0 of q gets the numbers 0,
+# 6, 12, … A head must be 32 numbers that lie side by side. All shapes are right, so no error is raised.
 
 # %%
 from tutorial_engine.learn import heads_crosswise
@@ -409,7 +410,7 @@ reach_picture(pieces[: last + 1], looks, window=8) if answered else None
 
 # %% [markdown]
 # The sentences of this story are still well formed. But the names are lost. The token that stands
-# just before the new name must see the first piece of the old one *directly*: what comes in several steps is not enough. For Rado that is `·day`, with a window of 20; for
+# just before the new name must see the first piece of the old one *directly*: what comes in several steps is not enough. (Raba and Ralo begin with R by chance.) For Rado that is `·day`, with a window of 20; for
 # Mimo `·and`, with a window of 15. Try it:
 
 # %%
@@ -1086,8 +1087,8 @@ for vowel in "aeiou":
     print(f"R{vowel}…o: copied in its own story {copied} of 8, brought to Rado's {fits} of 8")
 
 # %% [markdown]
-# With a, e, i and o it works each time. With u the model does not copy the name in its own story, either: the made-up names of
-# its training have no syllable `ru`.
+# With a, e, i and o it works each time. With u the model does not copy the name in its own story, either. The made-up names of
+# its training have no syllable `ru`; this may be the reason.
 
 # %% [markdown]
 # ### Copying in its purest form

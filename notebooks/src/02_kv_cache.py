@@ -390,7 +390,7 @@ if predictions.reveal("transplant", {1: 0, 2: 1, 3: 2, 0: 3}[changed]):
 # says after which letters it comes, and these are others in each name. So there the key matters, too.
 #
 # Here is the attention weight that the second N gives to slot 1: with the slot's own key, with Nedo's, with those of two
-# names that begin with another letter, and with zeros.
+# names that begin with another letter, and with zeros. (The match is one of degree.)
 
 # %%
 named = f"{NAMO} Tima was a friend of N"
@@ -482,13 +482,17 @@ alone[3][1][1, 0] = 0  # without K/V head 0 of it
 print(f"only K/V head 1 of this V is left: P(am) = {p_am(alone):.2f}")
 slot_1 = {layer: (k[1:2], v[1:2]) for layer, (k, v) in memory.items()}
 print(f"slot 1 alone in the cache, K and V of all layers: P(am) = {p_am(slot_1):.2f}")
+quiet = {layer: (k, v * (layer == 3)) for layer, (k, v) in slot_1.items()}
+print(f"the same, V in layers 0 to 2 set to zero: P(am) = {p_am(quiet):.2f}")
 
 # %% [markdown]
 # Of the 72 V (18 slots, 4 layers) the next step needs this one, and of its two heads only head 1, which the query
 # heads 3 to 5 read: 32 numbers. Its key is
-# needed, too: with zeros the weight of slot 1 was 0.00. And the other slots may lose their values, but not their keys:
-# with slot 1 alone in the cache P(am) is much smaller, as the last line says.
-#
+# needed, too: with zeros the weight of slot 1 was 0.00. The last two lines belong together. Alone in the cache,
+# slot 1 gets the weight in layers 0 to 2 that the other slots had, so its V there changes the new token, and P(am) falls. Without these V
+# it does not. A slot that is dropped gives its weight to the slots that stay.
+
+# %% [markdown]
 # **Move it in time.** RoPE has turned each key by its position. We turn all keys by 100 more positions.
 # Then the text should go on at position 118 as it did at position 18.
 
@@ -1059,7 +1063,7 @@ for name, (size, store) in stores.items():
 # <details><summary>What does it bring on a GPU?</summary>
 #
 # The sure gain is room: in [one measurement](https://github.com/vllm-project/vllm/issues/42058) with fp8 (vLLM 0.26, an
-# A100) twice as many tokens fit. Decode was up to about 5 % faster (that run had no CUDA graphs, so it probably waited for the
+# A100) twice as many tokens fit. Decode was up to about 5 % faster (that run had no CUDA graphs, recorded lists of operations that start at once, so it probably waited for the
 # CPU; another user there saw more), and prefill was slower: the numbers must be turned back first.
 #
 # </details>
@@ -1202,7 +1206,7 @@ roofline_picture(bandwidth, peak, points) if answered else None
 
 # %% [markdown]
 # Eight sequences need 8 times the FLOPs, and took far less than 8 times as long. So one sequence did not spend its time
-# on FLOPs. The next cell computes how long its bytes need: most of the time went into reading the weights. Eight
+# on FLOPs. The next cell computes how long its bytes need: most of its time went into reading the weights (here about 60 %). Eight
 # sequences read them once, too. Decode of one sequence is *memory-bound*. A long
 # prefill is *compute-bound*: many tokens share each weight that is read.
 #
@@ -1528,7 +1532,7 @@ margins_picture(leads)
 
 # %% [markdown]
 # In fp32 no margin of these stories is below a gap. (Roundings add up on the way through the layers, so two right paths
-# differ by more than one gap: section 15.) Many servers compute in bf16. There 114 margins are below a gap. When only the
+# differ by a few gaps: section 15.) Many servers compute in bf16. There 114 margins are below a gap. When only the
 # logits are rounded to bf16, 73 of these pairs become equal, a *tie*. Near a tie, a difference in the last bit decides which token is taken,
 # and it may come from the batch. After one changed token the two texts go their own ways.
 #

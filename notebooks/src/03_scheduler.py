@@ -251,12 +251,11 @@ if predictions.reveal("second", ", ".join(f"{name} {n}" for name, n in planned[1
     print("step 1 gave a new token to:", *[result.request_id for result in given[1]])
 
 # %% [markdown]
-# B has read a *chunk* of its prompt, 6 of 7 tokens. After token 6 the model could only guess token 7, and the prompt
-# gives us token 7. So nothing is sampled. A request gets a new token only in a step that computes the
+# B has read a *chunk*, 6 of 7 tokens. After token 6 the model could only guess token 7, which the prompt
+# has. So nothing is sampled. A request gets a new token only in a step that computes the
 # last of its known tokens. (A's new token is already the 11th known one.)
-
-# %% [markdown]
-# Now watch a longer run. D and E come too, and there are only two places. The explorer runs the real engine. Each
+#
+# Now watch a longer run. D and E come too, and there are only two places. Each
 # box of the upper part has the number of tokens that a request ran in a step. Below it are the budget of the
 # step, and the numbers of your rule: known, computed, to run, budget left. Step through the run with the buttons or the
 # slider.
@@ -272,14 +271,15 @@ explorer.set(step=1)
 explorer
 
 # %% [markdown]
-# **Try it.** Set the *budget* to 16. *policy* has four ways to batch (section 7). How many steps does
+# **Try it.** Set *budget* to 16. *policy* has four ways to batch (section 7). How many steps does
 # each take?
 #
 # <details><summary>Answer</summary>One by one 26 (0 to 25), static batching 18, prefill first 17, one rule 14.</details>
 #
-# The fifth, **mine**, runs the rule that you wrote last, right or wrong. Break exercise 2: let each request run all that
+# The fifth, **mine**, runs the rule that you wrote last. Break exercise 2: let each request run all that
 # it has left. Run that cell and its check, and the explorer's cell again. Choose *mine*: what happens in step 0? Put the limit
-# back into your code. Now let those who wait go before those who run. Which running request gets no token? In the end put your rule right.
+# back into your code. Now let those who wait go before those who run. Which running request *stalls*: it has a place, but runs no token in a step? In the end put your rule
+# right.
 #
 # <details><summary>Answer</summary>Without the budget, step 0 runs 17 tokens where 8 are allowed (10, if your
 # loop stops when no budget is left). With those who wait in front, C stalls in step 8, and D in step 10.</details>
@@ -358,7 +358,7 @@ show_source(Scheduler.num_tokens_to_run)
 # %% [markdown]
 # `may_admit` says whether there is a place and some budget left. `admit` lets one request run, if budget and memory
 # have room for it, and returns whether it did. If not, the loop ends: nobody overtakes the first one in the queue.
-# Else a long request might wait for ever.
+# Else a request with a long prompt might wait for ever.
 #
 # `num_new_tokens` is known − computed, and the last line of `num_tokens_to_run` is your exercise 1. The `if` with
 # `can_chunk` is for policies that never cut a prompt (prefill first, section 7). `cap` limits what one request runs in a
@@ -425,7 +425,7 @@ run = server.serve(PROMPTS, params, max_num_batched_tokens=8, max_num_seqs=2)
 
 # %% [markdown]
 # The times can be checked by hand: a step lasts 10 ms and 1 ms for each of its tokens. The picture shows C. Why does it
-# wait? In step 0 there is a free place, but A has used up the budget. From step 1 on A and B have both places. From step
+# wait? In step 0 there is a free place, but A has used up the budget. From step 1 on A and B have both places (in step 1 the budget is used up, too). From step
 # 2 on there is budget left, but no place. C is admitted when B is finished.
 
 # %% tags=["figure-one-request"]
@@ -442,10 +442,10 @@ one_request(run.trace, "C")
 #
 # **Objective:** see where your rule decides as a real server does.
 #
-# The package has 40 recorded runs: what vLLM's scheduler decided for random requests. Your rule knows nothing of memory. So
-# we take all runs in which memory is never short and no request can use again what another has computed (notebook 05):
-# there are ten, with 40 requests in all. (Asynchronous scheduling is off in them: appendix A3.) `server` gets the same requests, and we compare step by step: a step is the same if
-# it runs as many tokens of each request. First, what two other rules get:
+# The package has 40 recorded runs: what vLLM's scheduler decided for random requests. Your rule knows no memory. So
+# we take the runs in which memory is never short and no request can reuse K and V that another has computed (notebook 05):
+# ten, with 40 requests in all. (All requests wait from the start. vLLM plans a step only when the step before has ended; appendix A3 has the other way.) `server` gets the same requests, and we compare step by step: a step is the same if
+# it runs as many tokens of each request. What do two other rules get?
 
 # %%
 from tutorial_engine.learn import num_lines, others_beside_vllm
@@ -454,8 +454,8 @@ ready = server.use(plan_step, check_plan)
 print(others_beside_vllm(model, tokenizer, lesson=3))
 
 # %% [markdown]
-# In most steps these rules plan as vLLM does, so even a wrong rule has many of them right. And in fp32 a plan moves only the last digits of the logits
-# (notebook 02, section 14), and no margin here is so small. So it decides *when* a token comes, not *which* one: with both rules all requests have vLLM's tokens. In step 1 of the last run, r0 still has 10 tokens
+# In most steps these rules plan as vLLM does, so even a wrong rule has many of them right. In fp32 another plan changes only the last digits of the
+# logits (notebook 02, section 14), and the likeliest token is always ahead by more than that. So a plan decides *when* a token comes, not *which* one: with both rules all requests have vLLM's tokens. In step 1 of the last run, r0 still has 10 tokens
 # of its prompt to run. If those who wait go first, r1, which came later, takes the whole budget. And your rule?
 
 # %%
@@ -595,7 +595,7 @@ for name, outs in results.items():
 # first token. Sharing makes the gaps a little longer, and most first tokens come much earlier.
 #
 # Compare the longest gaps of the two continuous policies. Prefill first stops all who decode while a prompt
-# runs. The one rule lets them run along.
+# runs. The one rule lets them run along. (Under static batching nobody joins, so gaps are long only at the beginning of a batch.)
 #
 # **Prefill first is alive.** SGLang 0.5.19 reads new prompts before it decodes, if no option says otherwise. In July
 # 2026 a user [reported](https://github.com/sgl-project/sglang/issues/32549) what this does when long prompts come all the
@@ -608,7 +608,8 @@ for name, outs in results.items():
 # <details><summary>What our clock leaves out</summary>On a GPU a step is cheaper if it was recorded before and is only
 # replayed (a <i>CUDA graph</i>, appendix A2). Where every request runs one token, steps look alike, and one recording serves
 # many of them. A step with a chunk of a prompt looks different each time. vLLM 0.32 records pure decode steps whole, and steps
-# with prompts only in pieces, with attention between them. So a prompt in a step can make it slower than its tokens
+# with prompts only in pieces, with attention between them. By default it replays nothing in a step of more than 512 tokens (1,024 on
+# the newest GPUs of data centres). So a prompt in a step can make it slower than its tokens
 # say.</details>
 
 # %%
@@ -860,7 +861,7 @@ for b in (16, 512, 2048, 8192):  # one token of each step is A's
 # GPU: its server takes 8,192 on an H100, and 2,048 on smaller GPUs and on the A100. (Attention is left out here: a real prompt of 8,000
 # tokens takes longer, and each chunk reads the K and V of all earlier chunks again.)
 #
-# <details><summary>The exact rule</summary>The server takes 8,192 on GPUs with 70 GiB or more, such as H100 and H200 (but not
+# <details><summary>The rule, if no option is set</summary>The server takes 8,192 on GPUs with 70 GiB or more, such as H100 and H200 (but not
 # on an A100), 16,384 from 160 GiB on, and 2,048 on smaller ones and on the A100. <code>LLM(...)</code> in a script takes
 # 16,384 where the server takes 8,192, and 8,192 where it takes 2,048.</details>
 
@@ -1085,8 +1086,8 @@ three = ["first come, first served", "shortest first", "fair"]
 tell(*three)
 
 # %% [markdown]
-# With a patience of 0.1 s, which is 100 ms, only the second promise is kept. A short one comes every 40 ms, and takes
-# 70 ms. So soon nearly everybody has waited for 0.1 s, and they are served in the order of arrival.
+# With a patience of 0.1 s, which is 100 ms, only the second promise is kept. Two short ones take 136 ms. Then L has
+# waited for more than 100 ms and goes next, and the ten other short ones wait until it is finished. That is nearly first come, first served.
 
 # %% [markdown]
 # First come, first served lets no short one go before L, and shortest first lets all twelve:
@@ -1129,8 +1130,8 @@ axis = "patience in ms"
 sweep(ends, {"TTFT": both}, axis, "ms", at_most=promised, steps=True) if chosen else None
 
 # %% [markdown]
-# Your policy does not count short ones: it has a time, `patience`. A short one takes 68 ms. So five of them go before L if its patience is above
-# 272 and up to 340 ms, and six up to 408 ms. Where the picture is flat nothing changes: L is asked only when a place
+# Your policy does not count short ones: it has a time, `patience`. A short one takes 68 ms. So five short ones go before L if `patience` is above
+# 272 ms and at most 340 ms, and six if it is above 340 ms and at most 408 ms. Where the picture is flat nothing changes: L is asked only when a place
 # is free. Patience 0 is first come, first served, and a very large one shortest first. Another crowd needs another
 # patience. Set `patience` in your class to a value that keeps both promises, and run its cells again: the line "fair" should
 # say "kept" twice. (vLLM 0.32 has two orders: first come, first served, and `priority`: the smallest number goes first.)

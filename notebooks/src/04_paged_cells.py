@@ -188,9 +188,10 @@ run = server.serve(PROMPTS, params, memory_bytes=200_000)
 print("the pool has", run.trace.settings["num_blocks"], "blocks")
 
 # %% [markdown]
-# When vLLM starts, it prints two numbers about its pool. The second says how many requests of the greatest allowed length
-# fit at the same time: the blocks of the pool, divided by the blocks of one such request. The first is the second times this
-# length. Where the length is a multiple of the block size, as here, that is all slots. (Appendix A3 has the other case.)
+# When vLLM starts, it prints two lines, `KV cache size: … tokens` and `Maximum concurrency for … tokens per request: …x`. The
+# concurrency is the number of blocks of the pool, divided by the blocks of one request of the greatest allowed length. (vLLM counts its block
+# 0, too, which it never gives out.) The size is this concurrency times that length. Where the length is a multiple of the block size, as
+# here, it is the number of all slots. (Appendix A3 has the other case.)
 
 # %%
 predictions.ask(
@@ -716,9 +717,9 @@ for event in run.trace.events:
 # order does not matter, because RoPE is in each key.
 
 # %% [markdown]
-# In the explorer you change cells by hand, and the real model runs on them. `seq_rm`, `seq_cp`, `seq_keep` and `seq_add`
-# have llama.cpp's names. `seq_unshare` is ours: it copies shared cells. (*apply K-shift* belongs to section 10.) `seq_cp` shares cells: it adds an owner, and copies nothing (in one table). `seq_rm` takes an owner away,
-# and a cell without owners is free. The explorer opens at the end of a short story. Step back, and read what each
+# In the explorer you change cells by hand, and the real model runs on them. `seq_cp` shares cells: it adds an owner, and
+# copies nothing (in one table). `seq_rm` takes an owner away, and a cell without owners is free. `seq_keep` removes all other
+# sequences. (`seq_add` and *apply K-shift* belong to section 10.) These are llama.cpp's names. `seq_unshare` is ours: it copies shared cells. The explorer opens at the end of a short story. Step back, and read what each
 # operation did.
 
 # %% tags=["figure-cell-explorer"]
@@ -1059,10 +1060,11 @@ layouts_picture(layouts(few_numbers), layer=1, token=1, num_tokens=5)  # the las
 
 # %% [markdown]
 # Our pages and cells are as in the second row of the picture, our rows as in the third.
-#
-# In vLLM 0.32 K and V of a token and head lie side by side (pull request
-# [44455](https://github.com/vllm-project/vllm/pull/44455)): the shape of a layer is [blocks, K/V heads, block size,
-# 2 · head_dim]. The order in memory is another matter (pull request
+
+# %% [markdown]
+# In vLLM 0.32 the shape of a layer is [blocks, K/V heads, block size, 2 · head_dim] (pull request
+# [44455](https://github.com/vllm-project/vllm/pull/44455)). Most attention kernels, FlashAttention among them, keep K and V of a token and head
+# side by side in the last axis. The one on a CPU uses the same memory in another way: for each block and head first all K, then all V. The order in memory is another matter (pull request
 # [51718](https://github.com/vllm-project/vllm/pull/51718), August 2026). Where the attention kernel does not ask for another
 # order, the tokens of a block come before its heads, as in the second row. Some kernels ask for heads first, for example
 # those on a CPU.

@@ -274,7 +274,8 @@ queue_picture(pool_of_7.trace.trace(), [1])
 
 # %% [markdown]
 # The *tail* of A, block 2, goes to B and is evicted. Blocks 0 and 1 stay in the queue with their hashes, so C finds them.
-# The engine takes them out of the queue, although they are not at its front; `take` is only for blocks that get new content.
+# The engine takes them out of the queue, although they are not at its front. (A found block keeps its content. The function `take`
+# of exercise 3 is only for blocks that get new content.)
 # If block 0 had gone first, C would have found nothing, because the search starts at the first block and stops at the
 # first miss.
 
@@ -519,7 +520,9 @@ check_causes(causes() or {}, runs)
 #
 # *Hybrid models* have state-space layers beside those with attention. Such a layer keeps one state of fixed size, in place
 # of K and V. From the state after a whole text nobody gets the state after its half, so a hit is possible only where a state was
-# saved: by default at the last end of a block in each chunk of a prompt. vLLM gives a block of K and V at least as many bytes as this state, which is some
+# saved. In vLLM 0.32 these are by default two places: the last end of a block in a prompt, and the last end of a block in a beginning that a
+# later request was seen to share. So the second request with this beginning may miss, and the third can find it. (Until August
+# 2026 a state stayed for each chunk of a prompt: pull request [52216](https://github.com/vllm-project/vllm/pull/52216).) vLLM gives a block of K and V at least as many bytes as this state, which is some
 # hundred to several thousand tokens. A common beginning shorter than a block finds nothing, and a longer one finds nothing
 # if no state was saved inside it (vLLM issues [45238](https://github.com/vllm-project/vllm/issues/45238),
 # [40696](https://github.com/vllm-project/vllm/issues/40696) and
@@ -638,7 +641,7 @@ show_source(Scheduler.preempt)
 # A and B begin alike. With 7 blocks, C evicts block 2, which A had left, in step 8. Make the pool smaller until somebody is preempted. Then
 # set 24 blocks of 4, and go to step 3: how many tokens does B find? Set 24 blocks of 1. How many now, and why?
 #
-# <details><summary>Answer</summary>With 8 blocks no cached block is evicted, and with 7 one is. With 5, C is preempted. With blocks of 4, B
+# <details><summary>Answer</summary>With 8 blocks no cached block is evicted, and with 7 one is, with 6 two are. With 5, C is preempted. With blocks of 4, B
 # finds 4 tokens. With blocks of 1 it finds 7: every common token is found, because each of them fills a block.</details>
 
 # %% tags=["figure-full-explorer"]
@@ -710,7 +713,7 @@ timelines(rules, title="The same requests under two rules of admission") if chos
 # %% [markdown]
 # The second rule is no invention: vLLM used it until 2026. The author of
 # [pull request 37307](https://github.com/vllm-project/vllm/pull/37307), which added the first rule, saw in one bad case that
-# throughput fell from about 100 to 1.5 tokens a second on each GPU.
+# throughput fell from about 100 to 1.5 tokens a second on each GPU. (In this test the prefix cache was off, as in the runs above.)
 #
 # E's first chunk takes 64 of the 100 blocks, so 36 are left. The users fill all 36 in step 24, and need 39 in
 # step 26. So E comes in the steps 0, 2, … 24, and each time gives way one step later: 13 times. In step 32 it comes again
@@ -874,7 +877,7 @@ server.beside_vllm(show_step=41) if chosen else None
 # - Replicas and routing: a router that sends requests with the same beginning to the same replica.
 # - K and V on other machines and disks: a prefix that is fetched instead of computed.
 # - Requests that ask for the logprobs of their prompt. They need a forward of all of it, so vLLM does not look them up.
-# - Speculative decoding: guessed tokens take slots, too, and lose them when the guess was wrong.
+# - Speculative decoding: guessed tokens take slots, too; when a guess was wrong, its slot is written again.
 #
 # [Reading on](../docs/reading-on.md) says where to begin with most of these.
 #

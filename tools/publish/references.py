@@ -29,6 +29,7 @@ THREADS = {  # number of a pull request → its address
     "42656": f"{VLLM}/pull/42656",
     "44455": f"{VLLM}/pull/44455",
     "46384": f"{VLLM}/pull/46384",
+    "52216": f"{VLLM}/pull/52216",
     "51718": f"{VLLM}/pull/51718",
     "35081": f"{GITHUB}/sgl-project/sglang/pull/35081",
     "16736": f"{GITHUB}/ggml-org/llama.cpp/pull/16736",
