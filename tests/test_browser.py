@@ -30,7 +30,7 @@ from explorers import MAKE
 from lesson_cells import fresh, needed
 from nbformat.v4 import new_code_cell, new_notebook
 from PIL import Image
-from playwright.sync_api import Browser, Locator, Page, expect
+from playwright.sync_api import Browser, BrowserContext, Locator, Page, expect
 
 from tools.publish.build import LESSONS, sources
 from tools.publish.html import page as export
@@ -156,7 +156,12 @@ def address(
 
 
 @pytest.fixture(scope="module")
-def opened(browser: Browser, address: str) -> Iterator[Callable[[str], Page]]:
+def windows(browser: Browser) -> BrowserContext:
+    return browser.new_context(viewport={"width": 1400, "height": 1000})
+
+
+@pytest.fixture(scope="module")
+def opened(windows: BrowserContext, address: str) -> Iterator[Callable[[str], Page]]:
     """The page of a notebook, opened when it is asked for first; the one before it is closed."""
     pages: dict[str, Page] = {}
 
@@ -165,7 +170,7 @@ def opened(browser: Browser, address: str) -> Iterator[Callable[[str], Page]]:
             for page in pages.values():
                 page.close()
             pages.clear()
-            pages[name] = open_notebook(browser, address, name)
+            pages[name] = open_notebook(windows, address, name)
         return pages[name]
 
     yield open_one
@@ -454,15 +459,15 @@ def test_hatching_stays_when_other_explorers_are_out_of_view(ran: Callable[[str]
 
 
 def test_what_was_saved_shows_by_itself_on_the_next_day(
-    browser: Browser, address: str, folder: Path
+    windows: BrowserContext, address: str, folder: Path
 ) -> None:
     """And it is live as long as its kernel is, also after the page was loaded again."""
     file, name = folder / "saved.ipynb", "saved.ipynb"
-    page = open_notebook(browser, address, name)
+    page = open_notebook(windows, address, name)
     assert run_all(page) == []
     wait_for(page, "() => jupyterapp.commands.execute('docmanager:save')")
     page.close()
-    page = open_notebook(browser, address, name)
+    page = open_notebook(windows, address, name)
     scenes, stills = page.locator("svg.te-scene"), page.locator(".jp-OutputArea-output img")
     expect(scenes).to_have_count(1)
     expect(stills).to_have_count(0)
@@ -471,7 +476,7 @@ def test_what_was_saved_shows_by_itself_on_the_next_day(
     page.close()
 
     assert "widget-view" in file.read_text(encoding="utf-8")  # as every notebook saved so far
-    page = open_notebook(browser, address, name)
+    page = open_notebook(windows, address, name)
     scenes, stills = page.locator("svg.te-scene"), page.locator(".jp-OutputArea-output img")
     outputs = page.locator(".jp-OutputArea-output.jupyter-widgets")
     expect(outputs).to_have_count(2)  # JupyterLab has given both up
