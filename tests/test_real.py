@@ -122,8 +122,14 @@ def test_its_chats_are_those_of_transformers_token_for_token(folder: Path) -> No
         assert output.outputs[0].text == tokenizer.decode(said, skip_special_tokens=True)
 
 
-def test_every_path_gives_its_tokens(folder: Path, smollm2: CausalLM) -> None:
-    """And as many ranks as share its three K/V heads."""
+def test_every_path_gives_its_tokens(
+    folder: Path, smollm2: CausalLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And as many ranks as share its three K/V heads.
+
+    With blocks of two sizes, one that these texts need several of and one that holds a text whole.
+    """
+    monkeypatch.setattr("tutorial_engine.lab.ledger.BLOCK_SIZES", (4, 16))
     tokenizer = load_tokenizer(folder)
     texts = ["The capital of France is the city of", "Water boils at a temperature of"]
     prompts = [tokenizer.encode(text).ids for text in texts]
