@@ -23,7 +23,6 @@ from tutorial_engine.lab import real
 from tutorial_engine.lab.ledger import (
     batched_paths,
     engine_paths,
-    in_place_paths,
     ledger,
     memory_paths,
     our_paths,
@@ -122,10 +121,10 @@ def test_its_chats_are_those_of_transformers_token_for_token(folder: Path) -> No
         assert output.outputs[0].text == tokenizer.decode(said, skip_special_tokens=True)
 
 
-def test_every_path_gives_its_tokens(
+def test_every_path_of_the_engine_gives_its_tokens(
     folder: Path, smollm2: CausalLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And as many ranks as share its three K/V heads.
+    """And as many ranks as share its three K/V heads. test_ledger.py has what reads in place.
 
     With blocks of two sizes, one that these texts need several of and one that holds a text whole.
     """
@@ -135,7 +134,7 @@ def test_every_path_gives_its_tokens(
     prompts = [tokenizer.encode(text).ids for text in texts]
     neighbours = [tokenizer.encode("Two and two are").ids]
     paths = our_paths(smollm2, 32) | engine_paths(smollm2, neighbours, 32)
-    paths |= memory_paths(smollm2, 32) | in_place_paths(smollm2, 32) | batched_paths(smollm2)
+    paths |= memory_paths(smollm2, 32) | batched_paths(smollm2)
     paths |= parallel_paths(folder, 3)
     rows = ledger(paths, prompts, 6)
     assert [row for row in rows if not row.ok] == []
