@@ -18,7 +18,6 @@ from typing import Any
 
 import pytest
 import torch
-from checkpoints import save_random, save_tokenizer
 from hypothesis import settings
 from tokenizers import Tokenizer
 
@@ -98,6 +97,8 @@ def no_grad() -> Iterator[None]:
 @pytest.fixture
 def make_checkpoint(tmp_path: Path) -> MakeCheckpoint:
     """A function that saves a random checkpoint into a folder of its own; see save_random."""
+    from checkpoints import save_random  # which imports transformers: seconds
+
     made = 0
 
     def make(**changes: object) -> Path:
@@ -111,6 +112,8 @@ def make_checkpoint(tmp_path: Path) -> MakeCheckpoint:
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One random checkpoint with a tokenizer, shared by all tests: read it, never write to it."""
+    from checkpoints import save_random, save_tokenizer
+
     folder = save_random(tmp_path_factory.mktemp("shared") / "checkpoint", vocab_size=300)
     save_tokenizer(folder)
     return folder
