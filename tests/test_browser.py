@@ -440,7 +440,7 @@ def is_striped(page: Page, view: Locator) -> bool:
 
 
 def test_hatching_stays_when_other_explorers_are_out_of_view(ran: Callable[[str], Page]) -> None:
-    """With JupyterLab's own settings: what is scrolled away, or in another tab, is not drawn."""
+    """With JupyterLab's own settings: what is scrolled away is not drawn."""
     page = ran(EXPLORERS)
     views = page.locator(".te-together").filter(has=page.locator(".te-stripes"))
     assert views.count() >= 5
@@ -448,8 +448,20 @@ def test_hatching_stays_when_other_explorers_are_out_of_view(ran: Callable[[str]
         view.locator(".te-stripes").first.scroll_into_view_if_needed()
         view.locator("svg").scroll_into_view_if_needed()
         assert is_striped(page, view), view.inner_text()
-    open_another(page, "saved.ipynb")  # all of them are in a hidden tab now
+
+
+@pytest.fixture(scope="module")
+def saved(ran: Callable[[str], Page]) -> Page:
+    """The page of all explorers, with saved.ipynb in a tab that hides them: run, and saved."""
+    page = ran(EXPLORERS)
+    open_another(page, "saved.ipynb")
     assert run_all(page) == []
+    wait_for(page, "() => jupyterapp.commands.execute('docmanager:save')")
+    return page
+
+
+def test_hatching_stays_when_other_explorers_are_in_a_hidden_tab(saved: Page) -> None:
+    page = saved
     panel = page.locator(".jp-NotebookPanel:not(.lm-mod-hidden)")
     view = panel.locator(".te-together")
     view.scroll_into_view_if_needed()
@@ -459,14 +471,10 @@ def test_hatching_stays_when_other_explorers_are_out_of_view(ran: Callable[[str]
 
 
 def test_what_was_saved_shows_by_itself_on_the_next_day(
-    windows: BrowserContext, address: str, folder: Path
+    saved: Page, windows: BrowserContext, address: str, folder: Path
 ) -> None:
-    """And it is live as long as its kernel is, also after the page was loaded again."""
+    """And it is live as long as its kernel is, also in a page that is loaded anew."""
     file, name = folder / "saved.ipynb", "saved.ipynb"
-    page = open_notebook(windows, address, name)
-    assert run_all(page) == []
-    wait_for(page, "() => jupyterapp.commands.execute('docmanager:save')")
-    page.close()
     page = open_notebook(windows, address, name)
     scenes, stills = page.locator("svg.te-scene"), page.locator(".jp-OutputArea-output img")
     expect(scenes).to_have_count(1)
