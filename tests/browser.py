@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
 
 ROOT = Path(__file__).resolve().parents[1]
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
@@ -151,9 +151,9 @@ def lab(folder: Path, home: Path) -> Iterator[str]:
         process.wait(timeout=30)
 
 
-def open_notebook(browser: Browser, address: str, name: str) -> Page:
-    """The notebook in Lab, its kernel ready."""
-    page = browser.new_page(viewport={"width": 1400, "height": 1000})
+def open_notebook(windows: BrowserContext, address: str, name: str) -> Page:
+    """The notebook in Lab, its kernel ready. Windows of one context share what they have loaded."""
+    page = windows.new_page()
     page.set_default_timeout(60_000)
     page.goto(f"{address}/lab/tree/{name}?reset")
     page.wait_for_function("window.jupyterapp && jupyterapp.shell.currentWidget?.context?.isReady")

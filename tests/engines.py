@@ -1,5 +1,7 @@
 """Small random models, made in memory, and what fills their memory."""
 
+import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -25,6 +27,18 @@ def random_model(seed: int = 0, eos: tuple[int, ...] = (), **changes: Any) -> Ca
 def poison(cache: Cache) -> Cache:
     """NaN in every slot: one that is read before it is written cannot go unnoticed."""
     if isinstance(cache.storage, KVStorage):
-        for tensor in (cache.storage.k, cache.storage.v):
-            tensor.fill_(float("nan"))
+        fill_with_nan(cache.storage)
     return cache
+
+
+def fill_with_nan(
+    storage: KVStorage, num_units: int = 1, units: Sequence[int] | None = None
+) -> KVStorage:
+    """NaN in these of so many equal units (rows, blocks or cells), else in every slot."""
+    if units is None:
+        for tensor in (storage.k, storage.v):
+            tensor.fill_(math.nan)
+    else:
+        for tensor in storage.by_rows(num_units):  # [layers, units, H_kv, slots of one, D]
+            tensor[:, list(units)] = math.nan
+    return storage

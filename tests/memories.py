@@ -7,7 +7,7 @@ as soon as nobody may read what it held.
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from engines import poison, random_model
+from engines import fill_with_nan, poison, random_model
 
 from tutorial_engine.cache.cell_table import SeqId
 from tutorial_engine.cache.cells import CellKVCache
@@ -125,9 +125,7 @@ class SharedRows:
 
     def free(self, seq_id: str) -> None:
         self.room.pop(seq_id, None)
-        for row in self.rows.describe(seq_id).table:
-            for tensor in self.rows.by_rows():  # [layers, rows, H_kv, max_len, D]
-                tensor[:, row] = float("nan")
+        fill_with_nan(self.storage, self.rows.num_rows, self.rows.describe(seq_id).table)
         self.rows.free(seq_id)
 
     def check_integrity(self) -> None:
@@ -146,8 +144,7 @@ class SharedRows:
 def nan_where(memory: PagedKVCache | CellKVCache, units: Sequence[int]) -> None:
     """NaN in these blocks, or cells."""
     num_units = memory.storage.num_slots // getattr(memory, "block_size", 1)
-    for tensor in memory.storage.by_rows(num_units):  # [layers, units, H_kv, slots of one, D]
-        tensor[:, list(units)] = float("nan")
+    fill_with_nan(memory.storage, num_units, units)
 
 
 def poison_pages(memory: PagedKVCache) -> PagedKVCache:

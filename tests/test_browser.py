@@ -30,7 +30,7 @@ from explorers import MAKE
 from lesson_cells import fresh, needed
 from nbformat.v4 import new_code_cell, new_notebook
 from PIL import Image
-from playwright.sync_api import Browser, Locator, Page, expect
+from playwright.sync_api import Browser, BrowserContext, Locator, Page, expect
 
 from tools.publish.build import LESSONS, sources
 from tools.publish.html import page as export
@@ -156,7 +156,12 @@ def address(
 
 
 @pytest.fixture(scope="module")
-def opened(browser: Browser, address: str) -> Iterator[Callable[[str], Page]]:
+def windows(browser: Browser) -> BrowserContext:
+    return browser.new_context(viewport={"width": 1400, "height": 1000})
+
+
+@pytest.fixture(scope="module")
+def opened(windows: BrowserContext, address: str) -> Iterator[Callable[[str], Page]]:
     """The page of a notebook, opened when it is asked for first; the one before it is closed."""
     pages: dict[str, Page] = {}
 
@@ -165,7 +170,7 @@ def opened(browser: Browser, address: str) -> Iterator[Callable[[str], Page]]:
             for page in pages.values():
                 page.close()
             pages.clear()
-            pages[name] = open_notebook(browser, address, name)
+            pages[name] = open_notebook(windows, address, name)
         return pages[name]
 
     yield open_one
@@ -435,7 +440,7 @@ def is_striped(page: Page, view: Locator) -> bool:
 
 
 def test_hatching_stays_when_other_explorers_are_out_of_view(ran: Callable[[str], Page]) -> None:
-    """With JupyterLab's own settings: what is scrolled away, or in another tab, is not drawn."""
+    """With JupyterLab's own settings: what is scrolled away is not drawn."""
     page = ran(EXPLORERS)
     views = page.locator(".te-together").filter(has=page.locator(".te-stripes"))
     assert views.count() >= 5
@@ -443,8 +448,20 @@ def test_hatching_stays_when_other_explorers_are_out_of_view(ran: Callable[[str]
         view.locator(".te-stripes").first.scroll_into_view_if_needed()
         view.locator("svg").scroll_into_view_if_needed()
         assert is_striped(page, view), view.inner_text()
-    open_another(page, "saved.ipynb")  # all of them are in a hidden tab now
+
+
+@pytest.fixture(scope="module")
+def saved(ran: Callable[[str], Page]) -> Page:
+    """The page of all explorers, with saved.ipynb in a tab that hides them: run, and saved."""
+    page = ran(EXPLORERS)
+    open_another(page, "saved.ipynb")
     assert run_all(page) == []
+    wait_for(page, "() => jupyterapp.commands.execute('docmanager:save')")
+    return page
+
+
+def test_hatching_stays_when_other_explorers_are_in_a_hidden_tab(saved: Page) -> None:
+    page = saved
     panel = page.locator(".jp-NotebookPanel:not(.lm-mod-hidden)")
     view = panel.locator(".te-together")
     view.scroll_into_view_if_needed()
@@ -454,15 +471,11 @@ def test_hatching_stays_when_other_explorers_are_out_of_view(ran: Callable[[str]
 
 
 def test_what_was_saved_shows_by_itself_on_the_next_day(
-    browser: Browser, address: str, folder: Path
+    saved: Page, windows: BrowserContext, address: str, folder: Path
 ) -> None:
-    """And it is live as long as its kernel is, also after the page was loaded again."""
+    """And it is live as long as its kernel is, also in a page that is loaded anew."""
     file, name = folder / "saved.ipynb", "saved.ipynb"
-    page = open_notebook(browser, address, name)
-    assert run_all(page) == []
-    wait_for(page, "() => jupyterapp.commands.execute('docmanager:save')")
-    page.close()
-    page = open_notebook(browser, address, name)
+    page = open_notebook(windows, address, name)
     scenes, stills = page.locator("svg.te-scene"), page.locator(".jp-OutputArea-output img")
     expect(scenes).to_have_count(1)
     expect(stills).to_have_count(0)
@@ -471,7 +484,7 @@ def test_what_was_saved_shows_by_itself_on_the_next_day(
     page.close()
 
     assert "widget-view" in file.read_text(encoding="utf-8")  # as every notebook saved so far
-    page = open_notebook(browser, address, name)
+    page = open_notebook(windows, address, name)
     scenes, stills = page.locator("svg.te-scene"), page.locator(".jp-OutputArea-output img")
     outputs = page.locator(".jp-OutputArea-output.jupyter-widgets")
     expect(outputs).to_have_count(2)  # JupyterLab has given both up

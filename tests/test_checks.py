@@ -72,16 +72,33 @@ FACTS = re.compile(
 @pytest.mark.parametrize(("name", "answer", "words"), pairs("wrong"))
 def test_mistake_is_named(name: str, answer: Any, words: str) -> None:
     what, _, code = words.partition(CODE)
+    for named in (name, "update"):  # so the code is told, too
+        wrong_answers(named).append("another answer")
     verdict = EXERCISES[name].check(answer)
     assert verdict.ok is False and repr(verdict).startswith("✘ ")
-    assert what in verdict.message, verdict
+    assert what in verdict.message and verdict.message.endswith(code), verdict
     assert words or FACTS.search(verdict.message), verdict
-    if code:
-        assert code not in verdict.message and EXERCISES[name].check(answer) == verdict
-        assert EXERCISES[name].check(lambda *_: "another answer").ok is False
-        verdict = EXERCISES[name].check(answer)
-        assert what in verdict.message and verdict.message.endswith(code)
     assert CODE not in verdict.message
+
+
+def with_code() -> Iterator[Any]:
+    """Of each exercise the first mistake with code that mends it."""
+    for name, exercise in EXERCISES.items():
+        for words, slip in exercise.slips.items():
+            if CODE in words:
+                yield pytest.param(exercise.check, slip, *words.split(CODE), id=name)
+                break
+
+
+@pytest.mark.parametrize(("check", "slip", "what", "code"), with_code())
+def test_the_code_is_told_after_another_wrong_answer(
+    check: Function, slip: Any, what: str, code: str
+) -> None:
+    first = check(slip)
+    assert what in first.message and code not in first.message and check(slip) == first
+    assert check(lambda *_: "another answer").ok is False
+    later = check(slip).message
+    assert what in later and later.endswith(code) and CODE not in later
 
 
 @pytest.fixture(autouse=True)

@@ -40,9 +40,8 @@ def test_points_add_up_and_every_lesson_is_asked() -> None:
     assert not [one.name for one in questions if one.answer in sheet]
 
 
-@pytest.mark.parametrize("seed", [1, 2])
-def test_other_seeds_ask_with_other_numbers_and_leave_no_blank(seed: int) -> None:
-    questions, others = exam.exam(seed), exam.exam.__wrapped__(seed)
+def test_another_seed_asks_with_other_numbers_and_leaves_no_blank() -> None:
+    questions, others = exam.exam(1), exam.exam.__wrapped__(1)
     assert [one[:5] for one in questions] == [one[:5] for one in others], "the same seed"
     first = {one.name: one for one in exam.exam()}
     changed = {one.name for one in questions if one.ask != first[one.name].ask}

@@ -232,9 +232,10 @@ def test_what_cannot_be_shown_is_told_and_the_old_picture_kept(
 def test_a_prompt_of_markup_can_be_read_at_every_step(
     model: CausalLM, tokenizer: Tokenizer, name: str
 ) -> None:
-    for prompt in NASTY[:3]:
+    for start, prompt in enumerate(NASTY[:3]):
         explorer = MAKE[name](model, tokenizer, prompt)
-        for step in range(explorer.num_steps):
+        steps = range(explorer.num_steps)  # of a race, which has 48, each text has every third one
+        for step in steps if len(steps) < 20 else steps[start::3]:
             check_words(explorer.scene(step))
 
 

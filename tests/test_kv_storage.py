@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from checkpoints import LLAMA2_7B, QWEN3_06B
+from engines import fill_with_nan
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -28,10 +29,7 @@ LAYOUTS = pytest.mark.parametrize("slots_first", [False, True], ids=["heads firs
 
 def poisoned(slots_first: bool = False, slots: int = SLOTS, spec: KVCacheSpec = SPEC) -> KVStorage:
     """A storage in which a slot that was never written cannot go unnoticed."""
-    storage = KVStorage(spec, slots, slots_first=slots_first)
-    for tensor in (storage.k, storage.v):
-        tensor.fill_(float("nan"))
-    return storage
+    return fill_with_nan(KVStorage(spec, slots, slots_first=slots_first))
 
 
 def random_kv(tokens: int, seed: int = 0, spec: KVCacheSpec = SPEC) -> tuple[Tensor, Tensor]:

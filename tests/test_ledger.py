@@ -9,7 +9,7 @@ from unittest.mock import patch
 import pytest
 import torch
 from checkpoints import FAMILY, largest_difference, load_reference, random_sequences, save_random
-from engines import VOCAB, random_model
+from engines import VOCAB, fill_with_nan, random_model
 from tokenizers import Tokenizer
 from torch import Tensor
 
@@ -65,8 +65,7 @@ def nan_pools() -> Iterator[None]:
 
     def poisoned(self: KVStorage, *args: Any, **options: Any) -> None:
         init(self, *args, **options)
-        for tensor in (self.k, self.v):
-            tensor.fill_(float("nan"))
+        fill_with_nan(self)
 
     with patch.object(KVStorage, "__init__", poisoned):
         yield

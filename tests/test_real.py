@@ -23,7 +23,6 @@ from tutorial_engine.lab import real
 from tutorial_engine.lab.ledger import (
     batched_paths,
     engine_paths,
-    in_place_paths,
     ledger,
     memory_paths,
     our_paths,
@@ -99,31 +98,43 @@ def test_what_cannot_be_had_is_a_sentence_and_leaves_nothing(
 
 @torch.inference_mode()
 def test_its_chats_are_those_of_transformers_token_for_token(folder: Path) -> None:
-    """Eight at once, through pages and the prefix cache; theirs one after the other."""
+    """Eight at once, through pages and the prefix cache.
+
+    Theirs says of every prefix of an answer which token is next, in one forward: if that is always
+    the answer's own, it would have said the same alone.
+    """
     theirs = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     tokenizer, llm = AutoTokenizer.from_pretrained(folder), LLM(folder)
     params = SamplingParams(temperature=0, max_tokens=NUM_TOKENS)
+    end = theirs.generation_config.eos_token_id
     chats = [[{"role": "user", "content": text}] for text in CHATS]
     for chat, output in zip(chats, llm.chat(chats, params, use_tqdm=False), strict=True):
         ids = tokenizer.apply_chat_template(
             chat, add_generation_prompt=True, return_tensors="pt", return_dict=True
         )["input_ids"]
         assert output.prompt_token_ids == ids[0].tolist()
-        said = theirs.generate(ids, max_new_tokens=NUM_TOKENS, do_sample=False)
-        assert output.outputs[0].token_ids == said[0, ids.shape[1] :].tolist(), chat
-        assert output.outputs[0].text == tokenizer.decode(
-            said[0, ids.shape[1] :], skip_special_tokens=True
-        )
+        said = output.outputs[0].token_ids
+        logits = theirs(torch.cat((ids, torch.tensor([said])), dim=1)).logits
+        assert said == logits[0, ids.shape[1] - 1 : -1].argmax(-1).tolist(), chat
+        *before, last = said
+        assert end not in before and (last == end or len(said) == NUM_TOKENS), chat
+        assert output.outputs[0].text == tokenizer.decode(said, skip_special_tokens=True)
 
 
-def test_every_path_gives_its_tokens(folder: Path, smollm2: CausalLM) -> None:
-    """And as many ranks as share its three K/V heads."""
+def test_every_path_of_the_engine_gives_its_tokens(
+    folder: Path, smollm2: CausalLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And as many ranks as share its three K/V heads. test_ledger.py has what reads in place.
+
+    With blocks of two sizes, one that these texts need several of and one that holds a text whole.
+    """
+    monkeypatch.setattr("tutorial_engine.lab.ledger.BLOCK_SIZES", (4, 16))
     tokenizer = load_tokenizer(folder)
     texts = ["The capital of France is the city of", "Water boils at a temperature of"]
     prompts = [tokenizer.encode(text).ids for text in texts]
     neighbours = [tokenizer.encode("Two and two are").ids]
     paths = our_paths(smollm2, 32) | engine_paths(smollm2, neighbours, 32)
-    paths |= memory_paths(smollm2, 32) | in_place_paths(smollm2, 32) | batched_paths(smollm2)
+    paths |= memory_paths(smollm2, 32) | batched_paths(smollm2)
     paths |= parallel_paths(folder, 3)
     rows = ledger(paths, prompts, 6)
     assert [row for row in rows if not row.ok] == []

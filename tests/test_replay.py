@@ -4,7 +4,6 @@ That every answer is as without is in test_as_if_alone.py and test_ledger.py; th
 it in test_devices.py; test_gpu.py runs where a GPU is.
 """
 
-import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -12,7 +11,7 @@ from unittest.mock import MagicMock, patch
 
 import pytest
 import torch
-from engines import poison, random_model
+from engines import fill_with_nan, poison, random_model
 from torch import Tensor
 
 from tutorial_engine.cache.config import KVCacheSpec
@@ -279,10 +278,8 @@ def test_alike_sequences_together_give_what_each_gives_alone(
     lens: list[int], padding: int, copied: int
 ) -> None:
     spec = KVCacheSpec(num_layers=2, num_kv_heads=2, k_head_dim=8, v_head_dim=4)
-    storage, batch = KVStorage(spec, 400), decode_step(lens)
+    storage, batch = fill_with_nan(KVStorage(spec, 400)), decode_step(lens)
     draw = torch.Generator().manual_seed(1)
-    storage.k.fill_(math.nan)  # what nobody wrote
-    storage.v.fill_(math.nan)
     for slots in batch.context_slots:
         n = len(torch.arange(400)[slots])
         storage.k[:, slots] = torch.randn(2, n, 2, 8, generator=draw)

@@ -141,10 +141,15 @@ def test_handouts_have_what_lab_needs_and_no_answers(
         handout.students_files()
 
 
+@pytest.fixture(scope="module")
+def key() -> str:
+    """The answer key, as `make notebooks` writes it."""
+    return answers.page()
+
+
 @every_lesson
-def test_the_answer_key_has_each_prediction_and_each_exercise(lesson: Lesson) -> None:
-    """As `make notebooks` writes it; the numbers of the predictions are those of the quiz."""
-    key = answers.page()
+def test_the_answer_key_has_each_prediction_and_each_exercise(lesson: Lesson, key: str) -> None:
+    """The numbers of the predictions are those of the quiz."""
     (part,) = re.findall(rf"^## {lesson.code} · .*?(?=^## \w\d · |\Z)", key, re.M | re.S)
     asked = questions(lesson)
     source = sources()[lesson.notebook].read_text(encoding="utf-8")
@@ -159,8 +164,7 @@ def test_the_answer_key_has_each_prediction_and_each_exercise(lesson: Lesson) ->
     assert all(any(set(secret) <= lines for lines in code) for secret in secrets)
 
 
-def test_the_answer_key_has_the_tasks_on_paper_and_students_do_not_get_it() -> None:
-    key = answers.page()
+def test_the_answer_key_has_the_tasks_on_paper_and_students_do_not_get_it(key: str) -> None:
     assert "exercise 1 on paper: (10, 0, 8) gives **8**, (10, 8, 8) gives **2**" in key
     planned = r"^- Three requests, a budget of 8: step 0 runs .*'A': 8.* step 1 runs .*'B': 6"
     assert re.search(planned, key, re.M)

@@ -72,5 +72,8 @@ MISTAKES: Zoo = {
 @pytest.mark.parametrize("name", MISTAKES)
 def test_a_planted_mistake_is_seen(name: str, model: CausalLM) -> None:
     with planted(name, MISTAKES):
-        ours = answers(model, CASES)
-    assert any(difference(mine, case["answer"]) for mine, case in zip(ours, CASES, strict=True))
+        for some in (CASES[start::10] for start in range(10)):
+            ours = answers(model, some)
+            if any(difference(mine, case["answer"]) for mine, case in zip(ours, some, strict=True)):
+                return
+    pytest.fail("all 200 end as in vLLM")

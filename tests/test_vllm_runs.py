@@ -18,10 +18,10 @@ from tutorial_engine.lab.ledger import REFERENCE, ledger, our_paths
 from tutorial_engine.learn.exercises.lesson_03 import check_shortest
 from tutorial_engine.learn.parts.scheduler import ShortestFirst, num_tokens_to_run, plan_step
 from tutorial_engine.learn.parts.server import VLLM_RUNS, OwnServer
-from tutorial_engine.learn.stories.other_rules import others_beside_vllm
 from tutorial_engine.model.checkpoint import load_model, load_tokenizer
 from tutorial_engine.model.decoder import CausalLM
 
+pytestmark = pytest.mark.slow
 RUNS = recorded_decisions() + read_runs(Path(__file__).parent / "vllm_asked_again.json.gz")
 
 
@@ -139,13 +139,6 @@ def test_with_rows_all_runs_count_in_which_memory_decides_nothing() -> None:
 
     free = [i for i, run in enumerate(recorded_decisions()) if not any(map(decides, run["steps"]))]
     assert VLLM_RUNS["rows"] == (*free,)
-
-
-def test_other_rules_do_not_get_all_steps_of_vllm() -> None:
-    told = others_beside_vllm(load_model(), load_tokenizer(), lesson=3)
-    assert told.startswith("10 runs of vLLM:\n")
-    assert "those who wait go first: 586 of 653 steps" in told
-    assert "at most one newcomer in a step: 626 of 653 steps" in told
 
 
 # -- a row of the ledger --------------------------------------------------------------------------

@@ -188,7 +188,8 @@ def _slip_in(answers: Sequence[Any], cases: Sequence[Any], slips: Slips, toleran
     found = []
     for words, slip in slips.items():
         with suppress(Exception):
-            if alike(answers, [slip(case) for case in cases], tolerance):
+            pairs = zip(answers, cases, strict=True)  # to the first case that tells them apart
+            if all(alike(answer, slip(case), tolerance) for answer, case in pairs):
                 found.append(words)
     return found[0] if len(found) == 1 else ""
 
