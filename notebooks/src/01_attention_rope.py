@@ -515,9 +515,7 @@ for d in head_dims:
     vectors_d = torch.randn(1000, 9, d, generator=torch.Generator().manual_seed(d))
     dots = (vectors_d[:, :1] * vectors_d[:, 1:]).sum(-1)  # the first is the query
     of_raw, of_scaled = (s.softmax(-1).amax(-1).mean() for s in (dots, dots / d**0.5))
-    print(
-        f"D = {d:3}: the largest share is {of_raw:.2f} on average; divided by √D {of_scaled:.2f}"
-    )
+    print(f"D = {d:3}: the largest share is {of_raw:.2f} on average; divided by √D {of_scaled:.2f}")
 
 # %% [markdown]
 # ---

@@ -595,7 +595,7 @@ for name, outs in results.items():
 # first token. Sharing makes the gaps a little longer, and most first tokens come much earlier.
 #
 # Compare the longest gaps of the two continuous policies. Prefill first stops all who decode while a prompt
-# runs. The one rule lets them run along. (Under static batching nobody joins, so gaps are long only at the beginning of a batch.)
+# runs. The one rule lets them run along.
 #
 # **Prefill first is alive.** SGLang 0.5.19 reads new prompts before it decodes, if no option says otherwise. In July
 # 2026 a user [reported](https://github.com/sgl-project/sglang/issues/32549) what this does when long prompts come all the
