@@ -1206,7 +1206,7 @@ roofline_picture(bandwidth, peak, points) if answered else None
 
 # %% [markdown]
 # Eight sequences need 8 times the FLOPs, and took far less than 8 times as long. So one sequence did not spend its time
-# on FLOPs. The next cell computes how long its bytes need: most of its time went into reading the weights (here about 60 %). Eight
+# on FLOPs. The next cell computes how long its bytes need: most of its time went into reading the weights. Eight
 # sequences read them once, too. Decode of one sequence is *memory-bound*. A long
 # prefill is *compute-bound*: many tokens share each weight that is read.
 #

@@ -1131,7 +1131,7 @@ sweep(ends, {"TTFT": both}, axis, "ms", at_most=promised, steps=True) if chosen 
 
 # %% [markdown]
 # Your policy does not count short ones: it has a time, `patience`. A short one takes 68 ms. So five short ones go before L if `patience` is above
-# 272 ms and at most 340 ms, and six if it is above 340 ms and at most 408 ms. Where the picture is flat nothing changes: L is asked only when a place
+# 272 ms and at most 340 ms, and six from there to 408 ms. Where the picture is flat nothing changes: L is asked only when a place
 # is free. Patience 0 is first come, first served, and a very large one shortest first. Another crowd needs another
 # patience. Set `patience` in your class to a value that keeps both promises, and run its cells again: the line "fair" should
 # say "kept" twice. (vLLM 0.32 has two orders: first come, first served, and `priority`: the smallest number goes first.)
