@@ -218,8 +218,9 @@ class LLMEngine:
 
     def _has_news(self, group: SampleGroup) -> None:
         """Behind those that are there: what ended first comes first."""
-        self._news.pop(group.request_id, None)
-        self._news[group.request_id] = group
+        request_id = group.request_id
+        self._news.pop(request_id, None)
+        self._news[request_id] = group
 
     def _take_memory(self) -> None:
         """From now on it is this engine's. ValueError while it serves another one, or holds things.

@@ -97,7 +97,7 @@ class AlikeTogether(BlockedAttention):
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, batch: Batch) -> Tensor:
         if batch is not self._batch:  # the first layer of a step decides for all
-            gains = len(q) == batch.num_seqs > self.few and not all(
+            gains = self.few < len(q) == batch.num_seqs and not all(
                 isinstance(slots, slice) for slots in batch.context_slots
             )
             slot = k[0].nbytes + v[0].nbytes
