@@ -442,7 +442,7 @@ if predictions.reveal("layer", in_0):
 # `logits_after` runs one token at a given position.
 
 # %%
-at = len(named_ids) - 1  # the position of the second "N"
+at = len(named_ids) - 1  # the position of "·N": another token than "N", with the same letter
 memory = mine.memory(named)
 
 
@@ -996,7 +996,7 @@ def row(name, layers, heads, kv_heads, dim):
 bytes_picture([row(name, *sizes) for name, sizes in models.items()])
 
 # %% [markdown]
-# **Fewer bytes a number.** *Quantisation* stores whole numbers of few bits. Each vector is divided by its *scale*, so
+# **Fewer bytes a number.** *Quantisation* stores each number in few bits, here as whole numbers. Each vector is divided by its *scale*, so
 # that the number farthest from zero becomes 127 or −127 (int8), 7 or −7 (int4), 1 or −1 (int2). Then all are rounded.
 # The scale is stored, too, in 2 bytes. A second way stores the smallest and the largest number of each vector,
 # with equal steps between them.
@@ -1055,8 +1055,8 @@ for name, (size, store) in stores.items():
 
 # %% [markdown]
 # int8 takes little more than a quarter of fp32's bytes, and its logits are hardly off. With int4 they are off by more
-# than 1, and these texts still stay, because they repeat what was said: at most steps the best logit leads by far. Where
-# two tokens are almost equally likely, a much smaller error changes the text (section 15). With int2 nearly all change:
+# than 1, and these texts still stay. They repeat what was said, so at most steps the best logit leads by far. At the few close
+# steps it was luck: where two tokens are almost equally likely, a much smaller error can change the text (section 15). With int2 nearly all change:
 # our simple rounding uses only −1, 0 and 1 there, three of the four numbers that 2 bits can hold. With both ends stored,
 # all four are used, and most texts stay. [KIVI](https://arxiv.org/abs/2402.02750) stores 2 bits so, with K grouped by channel.
 #
@@ -1064,7 +1064,7 @@ for name, (size, store) in stores.items():
 #
 # The sure gain is room: in [one measurement](https://github.com/vllm-project/vllm/issues/42058) with fp8 (vLLM 0.26, an
 # A100) twice as many tokens fit. Decode was up to about 5 % faster (that run had no CUDA graphs, recorded lists of operations that start at once, so it probably waited for the
-# CPU; another user there saw more), and prefill was slower: the numbers must be turned back first.
+# CPU; another user there saw more), and prefill was slower: an A100 cannot compute in fp8, so the numbers must be turned back first.
 #
 # </details>
 
@@ -1532,9 +1532,9 @@ margins_picture(leads)
 
 # %% [markdown]
 # In fp32 no margin of these stories is below a gap. (Roundings add up on the way through the layers, so two right paths
-# differ by a few gaps: section 15.) Many servers compute in bf16. There 114 margins are below a gap. When only the
+# differ by several gaps.) Many servers compute in bf16. There 114 margins are below a gap. When only the
 # logits are rounded to bf16, 73 of these pairs become equal, a *tie*. Near a tie, a difference in the last bit decides which token is taken,
-# and it may come from the batch. After one changed token the two texts go their own ways.
+# and the batch may make it. After one changed token the two texts go their own ways.
 #
 # We have shown both causes, but no text that changed: with this small model on a CPU that is rare. He et al. show it on a
 # GPU.

@@ -70,7 +70,7 @@ places(dict(zip(("upper run", "lower run"), both_runs, strict=True)), "Which run
 #
 # What you import from `tutorial_engine` has the names of vLLM. This program works with both engines. (`TINY` is the
 # folder of the small model. With `enforce_eager` vLLM does not compile the model, which would take long. On a CPU vLLM
-# 0.32 takes blocks of 32 tokens or of a multiple of 32, by default of 128.)
+# 0.32 takes, for models like ours, blocks of 32 tokens or of a multiple of 32, by default of 128.)
 
 
 # %%
@@ -613,13 +613,13 @@ Places()
 # %% [markdown]
 # ## 7 · What differs, and what is missing here
 #
-# **Objective:** know what changes when you move a program to vLLM, and what this engine does not have.
+# **Objective:** know what changes when a program moves to vLLM, and what is missing here.
 #
 # - **Greedy.** Without a `temperature` this engine takes the likeliest token. vLLM's `SamplingParams` have 1.0. Without
-#   any `SamplingParams` vLLM takes what the model's file `generation_config.json` says. Without
-#   `dtype` ours computes in float32, vLLM as the model's files say.
+#   any, vLLM takes what the model's file `generation_config.json` says.
+# - **`dtype`.** By default ours is float32; vLLM's is that of the model's files, but 16 bits where they name float32.
 # - **Hashes.** vLLM's hash also depends on what else changes K and V: an image, or a LoRA (a small change of the
-#   weights). A request may have a *salt* of its own, a secret that keeps users apart. In this engine all requests of a pool have the same salt.
+#   weights). A request may have a *salt* of its own, a secret that keeps users apart. Ours has one salt for a pool.
 
 # %% [markdown]
 # - **Asynchronous scheduling.** On a GPU vLLM by default plans the next step before the last one has its tokens. So the GPU
