@@ -204,7 +204,9 @@ BUGS: dict[str, Zoo] = {
             Scheduler, "preempt", ("self._record(events.Preempted, victim)", "pass")
         ),
         "an end not returned": edited(
-            LLMEngine, "_has_news", ("self._news[group", "if not group.is_over: self._news[group")
+            LLMEngine,
+            "_has_news",
+            ("self._news[request_id", "if not group.is_over: self._news[request_id"),
         ),
         "what is another's is dropped": edited(
             LLMEngine, "generate", ("outputs = [", "self._news.clear(); outputs = [")
