@@ -390,7 +390,7 @@ if predictions.reveal("transplant", {1: 0, 2: 1, 3: 2, 0: 3}[changed]):
 # says after which letters it comes, and these are others in each name. So there the key matters, too.
 #
 # Here is the attention weight that the second N gives to slot 1: with the slot's own key, with Nedo's, with those of two
-# names that begin with another letter, and with zeros. (The match is one of degree.)
+# names that begin with another letter, and with zeros.
 
 # %%
 named = f"{NAMO} Tima was a friend of N"
@@ -413,6 +413,10 @@ for name, key in keys.items():
     k[1] = key
     weights = naive_attention(q, k, v).weights[3:6, 0, 1]  # heads 3 to 5, slot 1
     print(f"weight of slot 1 with the key of {name}:", [f"{float(x):.2f}" for x in weights])
+
+# %% [markdown]
+# Nedo's key gets nearly as much weight as the slot's own. A key that comes after R gets about half of it, and one that
+# comes after L gets little.
 
 # %%
 predictions.ask(
@@ -1534,7 +1538,7 @@ margins_picture(leads)
 # In fp32 no margin of these stories is below a gap. (Roundings add up on the way through the layers, so two right paths
 # differ by several gaps.) Many servers compute in bf16. There 114 margins are below a gap. When only the
 # logits are rounded to bf16, 73 of these pairs become equal, a *tie*. Near a tie, a difference in the last bit decides which token is taken,
-# and the batch may make it. After one changed token the two texts go their own ways.
+# and the batch may cause this difference. After one changed token the two texts go their own ways.
 #
 # We have shown both causes, but no text that changed: with this small model on a CPU that is rare. He et al. show it on a
 # GPU.

@@ -442,7 +442,7 @@ one_request(run.trace, "C")
 #
 # **Objective:** see where your rule decides as a real server does.
 #
-# The package has 40 recorded runs: what vLLM's scheduler decided for random requests. Your rule knows no memory. So
+# The package has 40 recorded runs: what vLLM's scheduler decided for random requests. Your rule ignores memory. So
 # we take the runs in which memory is never short and no request can reuse K and V that another has computed (notebook 05):
 # ten, with 40 requests in all. (All requests wait from the start. vLLM plans a step only when the step before has ended; appendix A3 has the other way.) `server` gets the same requests, and we compare step by step: a step is the same if
 # it runs as many tokens of each request. What do two other rules get?

@@ -40,9 +40,9 @@ class ModelRunner:
                 f"{type(attention).__name__} does not read this memory, so every token would see "
                 "itself alone: make it with memory.storage"
             )
-        self.model, self.storage, self.device = model, storage, model.device
+        self.model, self.storage = model, storage
         if attention is None:
-            attention = fast_attention(self.device, storage, model.dtype)
+            attention = fast_attention(model.device, storage, model.dtype)
         self.attention = attention
         self.num_forwards = self.num_tokens = 0
 
@@ -65,7 +65,7 @@ class ModelRunner:
             [item.token_ids for item in scheduled],
             [item.allocation for item in scheduled],
             [item.request.request_id for item in scheduled],
-            self.device,
+            self.model.device,
         )
         hidden = self.model(batch, self.attention)  # [T, hidden]
         if len(hidden) == len(scheduled):  # decode: every token is a last one
