@@ -197,14 +197,10 @@ class SampleGroup:
 
     def __init__(self, samples: Sequence[Request], prompt: str | None = None) -> None:
         self.samples, self.prompt = tuple(samples), prompt
+        self.request_id = samples[0].request_id  # the first one's: callers know them all by it
         self.unqueued = list(samples[1:])
         for sample in samples:
             sample.group = self
-
-    @property
-    def request_id(self) -> str:
-        """The first one's, by which callers know them all."""
-        return self.samples[0].request_id
 
     @property
     def is_over(self) -> bool:
