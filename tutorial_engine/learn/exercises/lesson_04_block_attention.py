@@ -318,7 +318,6 @@ def _not_in_place(function: Attention, cases: Sequence[Case]) -> str:
                     f"right for small scores, but for scores from {scores.min():,.0f} to "
                     f"{scores.max():,.0f} it differs first at "
                     + first_difference(got, want, 10 * TOLERANCE)
-                    + ". What is m at the start, and is it taken off each score before exp?"
                 )
     seen = _watched(function, cases[3])
     if math.prod(seen.largest) > BLOCK_SIZE * D:
