@@ -9,6 +9,7 @@ import html
 import io
 import re
 import shutil
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -79,6 +80,15 @@ Predictions().ask("kept", "What stays?", ["the picture", "nothing"])
 """,
 )
 
+# two pictures that were stored, one without a magnitude and one with
+STORED = """
+import torch
+from tutorial_engine.viz import heads_picture, mask_picture
+
+plain = mask_picture({"causal": torch.ones(3, 3).tril().bool()})
+display(plain, heads_picture(torch.full((1, 2, 3, 3), 0.2), torch.zeros(1, 2)))
+"""
+
 THREE_REQUESTS = """
 from tutorial_engine.viz import SchedulerExplorer
 
@@ -144,6 +154,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     nbformat.write(nasty, folder / "nasty.ipynb")
     nbformat.write(notebook_of(*explorer_cells()), folder / EXPLORERS)
     nbformat.write(notebook_of(*SAVED), folder / "saved.ipynb")
+    nbformat.write(notebook_of(STORED), folder / "stored.ipynb")
     return folder
 
 
@@ -476,7 +487,7 @@ def test_what_was_saved_shows_by_itself_on_the_next_day(
     """And it is live as long as its kernel is, also in a page that is loaded anew."""
     file, name = folder / "saved.ipynb", "saved.ipynb"
     page = open_notebook(windows, address, name)
-    scenes, stills = page.locator("svg.te-scene"), page.locator(".jp-OutputArea-output img")
+    scenes, stills = page.locator("svg.te-scene"), page.locator("img.te-day")
     expect(scenes).to_have_count(1)
     expect(stills).to_have_count(0)
     expect(page.get_by_role("radio").first).to_be_enabled()
@@ -485,7 +496,7 @@ def test_what_was_saved_shows_by_itself_on_the_next_day(
 
     assert "widget-view" in file.read_text(encoding="utf-8")  # as every notebook saved so far
     page = open_notebook(windows, address, name)
-    scenes, stills = page.locator("svg.te-scene"), page.locator(".jp-OutputArea-output img")
+    scenes, stills = page.locator("svg.te-scene"), page.locator("img.te-day")
     outputs = page.locator(".jp-OutputArea-output.jupyter-widgets")
     expect(outputs).to_have_count(2)  # JupyterLab has given both up
     expect(stills).to_have_count(1)
@@ -498,6 +509,42 @@ def test_what_was_saved_shows_by_itself_on_the_next_day(
     expect(scenes).to_have_count(1)
     expect(stills).to_have_count(0)
     page.close()
+
+
+# -- a dark theme ---------------------------------------------------------------------------------
+
+
+def colours(page: Page, image: Locator) -> Counter[tuple[int, ...]]:
+    """How often it has each colour on the screen."""
+    image.scroll_into_view_if_needed()
+    png = Image.open(io.BytesIO(image.screenshot())).convert("RGB")
+    return Counter(png.getdata())
+
+
+def test_pictures_turn_in_a_dark_theme_but_for_their_magnitudes(ran: Callable[[str], Page]) -> None:
+    page = ran("stored.ipynb")
+    plain, day, night = (page.locator(f"img.te-{kind}") for kind in ("turns", "day", "night"))
+    assert plain.get_attribute("alt"), "its caption, which JupyterLab drops"
+    expect(night).to_be_hidden()
+    by_day = colours(page, plain), colours(page, day)
+    assert all(min(most.most_common(1)[0][0]) > 250 for most in by_day), by_day
+    page.evaluate("document.body.dataset.jpThemeLight = 'false'")
+    expect(day).to_be_hidden()
+    by_night = colours(page, plain), colours(page, night)
+    assert all(max(most.most_common(1)[0][0]) < 30 for most in by_night), by_night
+    for seen in (by_day[1], by_night[1]):  # the score 0 is as blue by night as by day
+        assert any(r < 9 and abs(g - 34) < 9 and abs(b - 78) < 9 for r, g, b in seen)
+
+
+def test_a_live_picture_turns_in_a_dark_theme(ran: Callable[[str], Page]) -> None:
+    page = ran(EXPLORERS)
+    scene = explorer(page, "Attention explorer").locator("svg.te-scene")
+    assert colours(page, scene).most_common(1)[0][0] == (255, 255, 255)
+    page.evaluate("document.body.dataset.jpThemeLight = 'false'")
+    by_night = colours(page, scene)
+    page.evaluate("document.body.dataset.jpThemeLight = 'true'")
+    assert max(by_night.most_common(1)[0][0]) < 30
+    assert any(r > 200 and g > 180 and b < 90 for r, g, b in by_night), "the most is yellow"
 
 
 # -- a nasty text in every view, and the exported pages --------------------------------------------

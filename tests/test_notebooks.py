@@ -36,7 +36,7 @@ from tutorial_engine.learn.parts.memory import PARTS_04, PARTS_05
 from tutorial_engine.learn.parts.model import PARTS
 from tutorial_engine.learn.parts.scheduler import PARTS_03
 from tutorial_engine.learn.without_model import LINE
-from tutorial_engine.viz.explorers.moving import at_night
+from tutorial_engine.viz.drawing.png import at_night
 
 MAX_LINES, MAX_EXERCISE_LINES, MAX_WORDS = 20, 30, 120
 MAX_FILE, MAX_OUTPUTS = 725_000, 605_000

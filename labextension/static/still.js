@@ -1,6 +1,7 @@
 // A widget lives in a kernel. A notebook that is opened on the next day has its picture (or text)
 // beside it in the same output, but JupyterLab shows "Loading widget..." and then "Error displaying
 // widget: model not found" in their place. This shows the picture, until the widget is there.
+// And a picture is drawn for white paper: in a dark theme it is turned. Its caption is its alt text.
 // JupyterLab loads this file as it is: it is written as a module that others build.
 "use strict";
 (window._JUPYTERLAB ??= {})["tutorial-engine-still"] = {
@@ -16,15 +17,51 @@
 };
 
 const WIDGET = "application/vnd.jupyter.widget-view+json";
+const PNG = "image/png";
 const HINT = "As it was when this cell ran. Run the cell to use it again.";
 
+// Light becomes dark, and a colour keeps its hue. What shows a magnitude keeps its colour, too: the
+// most is the brightest. A stored picture with magnitudes brings its own for the night.
+const DARK = '[data-jp-theme-light="false"]';
+const SHADED = ":is(.te-cell, .te-shade)";
+const CSS = `
+  .te-night, ${DARK} .te-day { display: none }
+  ${DARK} .te-night { display: inline }
+  ${DARK} .te-turns, ${DARK} .jp-OutputArea details img[src^="data:${PNG}"]:not(.te-shaded),
+  ${DARK} svg.te-scene:not(:has(${SHADED})),
+  ${DARK} svg.te-scene:has(${SHADED}) :is(.te-scene > *, .te-hot > *):not(.te-hot, ${SHADED}) {
+    filter: invert(.93) hue-rotate(180deg)
+  }
+  ${DARK} svg.te-scene .te-cell { stroke: #121212 }`;
+
 function activate(app, registry) {
+  const style = document.createElement("style");
+  style.textContent = CSS;
+  document.head.append(style);
   const kind = Object.getPrototypeOf(registry);  // of every notebook's own registry, too
   const create = kind.createRenderer;
   kind.createRenderer = function (mimeType) {
     const renderer = create.call(this, mimeType);
     if (mimeType === WIDGET) keepStill(this, renderer);
+    if (mimeType === PNG) drawForNight(renderer);
     return renderer;
+  };
+}
+
+function drawForNight(renderer) {
+  const render = renderer.renderModel;
+  renderer.renderModel = async function (model) {
+    await render.call(this, model);
+    const { alt, night } = model.metadata[PNG] ?? {};
+    const image = renderer.node.querySelector("img");
+    if (alt === undefined || !image) return;  // not one of ours
+    image.alt = alt;
+    image.classList.add(night ? "te-day" : "te-turns");
+    if (!night) return;
+    const dark = image.cloneNode();
+    dark.src = `data:${PNG};base64,${night}`;
+    dark.className = "te-night";
+    image.after(dark);
   };
 }
 

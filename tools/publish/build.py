@@ -160,7 +160,10 @@ def _as_html(output: NotebookNode) -> str:
     if "image/png" not in data:
         return f"<pre>{text}</pre>"
     image = data["image/png"].strip()
-    return f'<img src="data:image/png;base64,{image}" alt="{text}" style="max-width: 100%">'
+    look = 'style="max-width: 100%"'
+    if "night" in output.metadata.get("image/png", {}):
+        look += ' class="te-shaded"'  # a dark JupyterLab turns the others (labextension/)
+    return f'<img src="data:image/png;base64,{image}" alt="{text}" {look}>'
 
 
 def fold_answers(notebook: NotebookNode, solved: NotebookNode) -> None:

@@ -24,9 +24,10 @@ from tools.publish.build import LESSONS, NOTEBOOKS, left_out, make_notebook, sou
 from tools.publish.players import show_of
 from tutorial_engine.model.checkpoint import load_model, load_tokenizer
 from tutorial_engine.viz.drawing.picture import Picture
+from tutorial_engine.viz.drawing.png import at_night
 from tutorial_engine.viz.drawing.scene import Frame, Scene, Value, plain
 from tutorial_engine.viz.explorers.explorer import Explorer
-from tutorial_engine.viz.explorers.moving import at_night, moving
+from tutorial_engine.viz.explorers.moving import moving
 
 FIGURES = NOTEBOOKS.parent / "figures"
 TAG = "figure-"

@@ -19,8 +19,7 @@ from nbformat import NotebookNode
 from PIL import Image
 
 from tools.publish.build import NOTEBOOKS, QUESTION, Lesson, sources, target
-from tutorial_engine.viz.drawing.scene import png_of
-from tutorial_engine.viz.explorers.moving import at_night
+from tutorial_engine.viz.drawing.png import png_at_night
 from tutorial_engine.viz.tokens import escape
 
 HEADING = re.compile(r"^# (#{1,3}) (.+)$", re.M)  # in a Markdown cell of a source
@@ -29,7 +28,6 @@ TITLE = re.compile(r"\A# (.+)$", re.M)  # of a lesson, or of a sitting
 OPEN = ("Choose an answer above", "☐")  # how the outputs begin that only a run can change
 INLINE = re.compile(r'<img src="data:image/png;base64,([^"]+)"([^>]*)>')
 FIGURES = NOTEBOOKS.parent / "figures"
-WIDTH = re.compile(r'<svg[^>]* width="([\d.]+)')
 
 
 class Question(NamedTuple):
@@ -229,12 +227,6 @@ def _said(output: NotebookNode) -> str:
     return output.get("text") or output.get("data", {}).get("text/plain", "")
 
 
-def _dark_png(svg: str, width: int) -> bytes:
-    """A figure for a dark page, so many pixels wide."""
-    in_pixels = re.sub(r'(<svg[^>]* width="[\d.]+)pt(" height="[\d.]+)pt"', r'\1\2"', svg)
-    return png_of(at_night(in_pixels), zoom=width / float(WIDTH.findall(in_pixels)[0]))
-
-
 def write_pictures(lessons: tuple[Lesson, ...], folder: Path) -> None:
     """All pictures as files below the folder, those that are figures as SVG, too."""
     for name in ("pictures", "figures"):
@@ -246,4 +238,4 @@ def write_pictures(lessons: tuple[Lesson, ...], folder: Path) -> None:
                 shutil.copy(FIGURES / figures()[png], folder / "figures")
                 svg = (FIGURES / figures()[png]).read_text(encoding="utf-8")
                 width = Image.open(BytesIO(png)).width
-                (folder / "pictures" / by_night(name)).write_bytes(_dark_png(svg, width))
+                (folder / "pictures" / by_night(name)).write_bytes(png_at_night(svg, width))

@@ -18,14 +18,14 @@ from tutorial_engine.lab.vllm import recorded_run, serve_again
 from tutorial_engine.learn.stories.jukebox import jukebox_film
 from tutorial_engine.model.checkpoint import load_model, load_tokenizer
 from tutorial_engine.model.decoder import CausalLM
-from tutorial_engine.viz.drawing.scene import Frame, Scene, png_of
+from tutorial_engine.viz.drawing.png import at_night, png_of
+from tutorial_engine.viz.drawing.scene import Frame, Scene
 from tutorial_engine.viz.explorers.attention_explorer import AttentionExplorer
 from tutorial_engine.viz.explorers.block_explorer import BlockExplorer
 from tutorial_engine.viz.explorers.cache_explorer import CacheExplorer
 from tutorial_engine.viz.explorers.cell_explorer import CellExplorer
 from tutorial_engine.viz.explorers.explorer import Explorer
 from tutorial_engine.viz.explorers.fact_page import TITLE, fact_poster
-from tutorial_engine.viz.explorers.moving import at_night
 from tutorial_engine.viz.explorers.player import Card, save_player
 from tutorial_engine.viz.explorers.rope_explorer import RopeExplorer
 from tutorial_engine.viz.explorers.scheduler_explorer import CLASSES, SchedulerExplorer

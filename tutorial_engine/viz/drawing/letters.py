@@ -12,14 +12,19 @@ from PIL import ImageFont
 
 from tutorial_engine.viz.tokens import visible, written
 
+FONT = "DejaVu Sans"  # ships with matplotlib, so every machine draws the same letters
 UNITS = 2048  # of the font in an em: at this size its widths are whole, the same everywhere
+
+
+def font_file(bold: bool) -> Path:
+    """Where its letters are."""
+    name = "DejaVuSans-Bold.ttf" if bold else "DejaVuSans.ttf"
+    return Path(matplotlib.get_data_path()) / "fonts" / "ttf" / name
 
 
 @cache
 def _font(bold: bool) -> ImageFont.FreeTypeFont:
-    file = "DejaVuSans-Bold.ttf" if bold else "DejaVuSans.ttf"
-    path = Path(matplotlib.get_data_path()) / "fonts" / "ttf" / file
-    return ImageFont.truetype(path, UNITS, layout_engine=ImageFont.Layout.BASIC)
+    return ImageFont.truetype(font_file(bold), UNITS, layout_engine=ImageFont.Layout.BASIC)
 
 
 @lru_cache(4096)  # a slider shows most of the words again

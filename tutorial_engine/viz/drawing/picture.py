@@ -11,6 +11,8 @@ from typing import Any
 
 from PIL import Image
 
+from tutorial_engine.viz.drawing.png import SHADED, png_at_night
+
 PANE = (880, 590)  # pixels of a notebook on a screen of 1280 × 720, beside JupyterLab's file list
 WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"  # what a live widget is displayed by
 
@@ -24,7 +26,20 @@ class Picture:
     caption: str
 
     def _repr_mimebundle_(self, **_: Any) -> tuple[dict[str, str], dict[str, Any]]:
-        return bundle(self.png, self.caption)
+        """The PNG, with the caption as text and as alt text.
+
+        One that would be taller than a notebook's pane is shown so narrow that it fits. In a dark
+        JupyterLab it is turned (labextension/), unless it shows magnitudes: these keep their
+        colours, so `night` is the same picture with the rest turned.
+        """
+        look: dict[str, Any] = {"alt": self.caption}
+        wide, tall = Image.open(io.BytesIO(self.png)).size
+        if tall * min(1, PANE[0] / wide) > PANE[1]:
+            look["width"] = wide * PANE[1] // tall
+        if SHADED.search(self.svg):
+            look["night"] = base64.b64encode(png_at_night(self.svg, wide)).decode()
+        data = {"image/png": base64.b64encode(self.png).decode(), "text/plain": self.caption}
+        return data, {"image/png": look}
 
     def __repr__(self) -> str:
         return f"Picture({self.caption!r})"
@@ -40,28 +55,3 @@ class Picture:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / f"{name}.svg").write_text(self.svg, encoding="utf-8")
         (folder / f"{name}.png").write_bytes(self.png)
-
-
-def bundle(png: bytes, caption: str) -> tuple[dict[str, str], dict[str, Any]]:
-    """The mime bundle of an image with its caption as text and as alt text.
-
-    One that would be taller than a notebook's pane is shown so narrow that it fits.
-    """
-    data = {"image/png": base64.b64encode(png).decode(), "text/plain": caption}
-    look: dict[str, Any] = {"alt": caption}
-    wide, tall = Image.open(io.BytesIO(png)).size
-    if tall * min(1, PANE[0] / wide) > PANE[1]:
-        look["width"] = wide * PANE[1] // tall
-    return data, {"image/png": look}
-
-
-def small_png(png: bytes) -> bytes:
-    """The same image with at most 256 colours, a third of the bytes: notebooks stay light.
-
-    The octree spreads its error evenly, so that rare colours, a heat map's brightest, survive.
-    """
-    image = Image.open(io.BytesIO(png)).convert("RGB")
-    image = image.quantize(256, Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE)
-    out = io.BytesIO()
-    image.save(out, format="PNG", optimize=True)
-    return out.getvalue()

@@ -7,16 +7,12 @@ scenes of one view can be compared item by item.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cache
-from pathlib import Path
 from typing import NamedTuple
 
-import matplotlib
-import resvg_py
-
-from tutorial_engine.viz.drawing.letters import wrapped
-from tutorial_engine.viz.drawing.picture import Picture, small_png
-from tutorial_engine.viz.drawing.style import FONT, INK, PAPER, QUIET, RULE
+from tutorial_engine.viz.drawing.letters import FONT, wrapped
+from tutorial_engine.viz.drawing.picture import Picture
+from tutorial_engine.viz.drawing.png import png_of
+from tutorial_engine.viz.drawing.style import INK, PAPER, QUIET, RULE
 from tutorial_engine.viz.tokens import escape, written
 
 Value = str | float | int
@@ -131,19 +127,6 @@ class Frame(NamedTuple):
     caption: str
 
 
-def png_of(svg: str, zoom: float = 1.4) -> bytes:
-    """An SVG as PNG bytes, with the font that ships with matplotlib."""
-    png = resvg_py.svg_to_bytes(
-        svg_string=svg,
-        zoom=zoom,
-        font_files=_font_files(),
-        skip_system_fonts=True,
-        font_family=FONT,
-        sans_serif_family=FONT,
-    )
-    return small_png(bytes(png))
-
-
 # The fill of a rectangle with stripes: `svg` draws them one by one. A file that is one picture and
 # no more (a player, a moving picture) has the pattern of this id.
 HATCHED = "url(#te-hatch)"
@@ -200,9 +183,3 @@ def plain(value: Value) -> str:
 
 def _attribute(value: Value) -> str:
     return escape(value) if isinstance(value, str) else plain(value)
-
-
-@cache
-def _font_files() -> list[str]:
-    fonts = Path(matplotlib.get_data_path()) / "fonts" / "ttf"
-    return [str(fonts / name) for name in ("DejaVuSans.ttf", "DejaVuSans-Bold.ttf")]

@@ -14,8 +14,9 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
-from tutorial_engine.viz.drawing.letters import wrapped
-from tutorial_engine.viz.drawing.picture import Picture, small_png
+from tutorial_engine.viz.drawing.letters import FONT, wrapped
+from tutorial_engine.viz.drawing.picture import Picture
+from tutorial_engine.viz.drawing.png import small_png
 from tutorial_engine.viz.tokens import written
 
 BLUE, ORANGE, GREEN, PINK = "#0072B2", "#E69F00", "#009E73", "#CC79A7"
@@ -24,7 +25,6 @@ SERIES = (BLUE, RED, GREEN, ORANGE, PINK, SKY)
 DASHES = ("-", "--", ":", "-.", (0, (5, 1)), (0, (1, 1)))  # so that grey-scale still reads
 INK, QUIET, RULE, PAPER = "#1b2733", "#5b6770", "#d3d9de", "#ffffff"
 MAGNITUDE = "cividis"
-FONT = "DejaVu Sans"  # ships with matplotlib, so every machine draws the same letters
 DPI = 100
 CAPTION = 9.5  # points: the letters of a plot's caption
 PLAIN = FuncFormatter(lambda value, _: f"{value:g}" if value >= 0.01 else f"{value:.0e}")

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import ipywidgets as widgets
 
 from tutorial_engine.checks import check_text
-from tutorial_engine.viz.drawing.picture import WIDGET_VIEW, Picture, bundle
+from tutorial_engine.viz.drawing.picture import WIDGET_VIEW, Picture
 from tutorial_engine.viz.drawing.scene import Frame, Scene
 from tutorial_engine.viz.explorers.player import save_player
 from tutorial_engine.viz.tokens import escape
@@ -227,8 +227,7 @@ class Explorer:
         )
 
     def _repr_mimebundle_(self, **options: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-        picture = self.picture()
-        data, metadata = bundle(picture.png, picture.caption)
+        data, metadata = self.picture()._repr_mimebundle_()
         return live_view(self.view, **options) | data, metadata
 
 

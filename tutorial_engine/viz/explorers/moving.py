@@ -4,12 +4,11 @@ For places that show a picture but run no program, as GitHub's page of a reposit
 the film of a player; knows no engine, no view.
 """
 
-import colorsys
-import re
 from collections.abc import Iterator, Sequence
 
+from tutorial_engine.viz.drawing.letters import FONT
 from tutorial_engine.viz.drawing.scene import CSS, PATTERN, Frame, plain
-from tutorial_engine.viz.drawing.style import FONT, PAPER
+from tutorial_engine.viz.drawing.style import PAPER
 from tutorial_engine.viz.explorers.player import film_of, look_at
 from tutorial_engine.viz.tokens import escape
 
@@ -58,25 +57,6 @@ def moving(
         f"<title>{escape(words)}</title><style>{css}</style>{PATTERN}"
         f'<rect x="{x}" y="{y}" width="{width}" height="{height}" fill="{PAPER}"/>'
         f"{''.join(parts)}</svg>\n"
-    )
-
-
-def at_night(svg: str) -> str:
-    """The same picture for a dark page: each colour keeps its hue, and light becomes dark.
-
-    A magnitude keeps its colour (parts.SHADE, and cells of attention): the most is the brightest.
-    """
-
-    def turn(match: re.Match[str]) -> str:
-        red, green, blue = (int(match[0][i : i + 2], 16) / 255 for i in (1, 3, 5))
-        hue, light, strength = colorsys.rgb_to_hls(red, green, blue)
-        parts = colorsys.hls_to_rgb(hue, 0.97 - 0.9 * light, strength)
-        return "#" + "".join(f"{round(255 * channel):02x}" for channel in parts)
-
-    keeps = re.compile('class="te-(shade|cell)"')
-    tags = re.split("(<[^>]*>)", svg)
-    return "".join(
-        tag if keeps.search(tag) else re.sub("#[0-9a-fA-F]{6}\\b", turn, tag) for tag in tags
     )
 
 

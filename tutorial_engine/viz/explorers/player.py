@@ -13,8 +13,9 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tutorial_engine.viz.drawing.letters import FONT
 from tutorial_engine.viz.drawing.scene import CSS, PATTERN, Frame, Item, Scene, plain
-from tutorial_engine.viz.drawing.style import FONT, INK, PAPER, QUIET
+from tutorial_engine.viz.drawing.style import INK, PAPER, QUIET
 from tutorial_engine.viz.tokens import escape
 
 LARGEST = 1.25  # how much larger than drawn: on a screen of 800 pixels the controls stay in view
@@ -312,11 +313,14 @@ body:not(.card) .choice~.choice~#view #stage{{max-height:calc(100vh - 17rem)}}}}
 .bar button,.bar select{{background:#f3f5f7}}
 .bar button:hover{{background:#e4e9ed}}
 .choice [aria-pressed=true]{{background:#00598c!important;color:#fff}}
-/* by night light becomes dark and a colour keeps its hue: the picture was drawn for white */
+/* by night light becomes dark and a colour keeps its hue: the picture was drawn for white; what
+shows a magnitude keeps its colour, too */
 @media (prefers-color-scheme:dark){{html{{color-scheme:dark}}
 body,.bar{{background:#121212;color:#e4e7ea}}#told,.lead,.keys{{color:#a8b2ba}}a{{color:#6cb8ea}}
-#view{{background:{PAPER};filter:invert(.93) hue-rotate(180deg)}}
-.te-cell,.te-shade{{filter:hue-rotate(180deg) invert(1)}}.te-cell{{stroke:#000}}
+#view:not(:has(.te-cell,.te-shade)){{background:{PAPER}}}
+#view:not(:has(.te-cell,.te-shade)),
+:has(.te-cell,.te-shade)>:is(#all,.te-hot)>:not(.te-hot,.te-cell,.te-shade){{
+filter:invert(.93) hue-rotate(180deg)}}.te-cell{{stroke:#121212}}
 .bar button,.bar select{{background:#2a2d30;border-color:#7d868d}}
 .bar button:hover{{background:#3a3f44}}
 :focus-visible{{outline-color:#6cb8ea}}}}

@@ -29,7 +29,8 @@ def heads_picture(weights: Tensor, scores: Tensor) -> Picture:
     table.imshow(scores.numpy(), cmap=MAGNITUDE, vmin=0, vmax=1, aspect="auto")
     for (layer, head), score in np.ndenumerate(scores.numpy()):
         ink = INK if score > 0.5 else PAPER
-        table.text(head, layer, f"{score:.2f}", color=ink, fontsize=12, **MIDDLE)
+        name = f"te-shade.{layer}.{head}"  # on a dark page, too, it stands on this colour
+        table.text(head, layer, f"{score:.2f}", color=ink, fontsize=12, gid=name, **MIDDLE)
         if score > INDUCTION:
             box = ((head - 0.47, layer - 0.47), 0.94, 0.94)
             table.add_patch(Rectangle(*box, fill=False, ec=RED, linewidth=3))

@@ -42,7 +42,7 @@ def matters_picture(falls: Tensor, labels: Sequence[str], goal: str) -> Picture:
         sheet.rect(f"{layer}.{slot}", box, shade(part_of(fall, ends)), f"−{fall:.2f}", **SHADE)
         if fall >= 0.05:
             ink = INK if fall > 0.5 else "#ffffff"
-            sheet.inside(f"{layer}.{slot}.fall", box, f"−{fall:.2f}", 12.5, fill=ink)
+            sheet.inside(f"{layer}.{slot}.fall", box, f"−{fall:.2f}", 12.5, fill=ink, **SHADE)
     for layer in range(layers):
         sheet.note(f"layer.{layer}", MARGIN, 53.0 + 34 * layer, f"layer {layer}", 13)
     for slot, label in enumerate(labels):
