@@ -45,9 +45,9 @@ print(f"{model.num_parameters():,} weights in {c.num_hidden_layers} layers")
 # %% [markdown]
 # ### First, what you will be able to show
 #
-# This story stops inside a name, after `R`. The name was Rado. Three small parts of the last layer, the *heads* 3, 4
-# and 5, look for the name in the text. Now we run the same story with another name, keep what these three heads compute
-# at the last token, and put it into the story of Rado. The model still reads Rado. Which name does it write?
+# This story stops inside a name, after `R`. The name was Rado. Three small parts near the end of the model, the *heads* 3, 4
+# and 5 of its last layer, look for the name in the text. Now we run the same story with another name, keep what these three heads compute
+# at the end of the text, and put it into the story of Rado. The model still reads Rado. Which name does it write?
 
 # %% tags=["figure-other-name"]
 from tutorial_engine.lab import patch_heads
@@ -161,8 +161,9 @@ qkv_picture(model, tokenizer, ids, token=labels.index("·Anna"))
 # Multiply all tokens at once, then cut the last axis into heads. Their number follows from the shape of the matrix and
 # `head_dim`. In shapes, T, H and H_kv are the numbers of tokens, query heads and K/V heads (key and value heads).
 #
-# If the check finds your function right, it becomes a part of the model. To read the story that a wrong one gives, run
-# `mine.hear(PROMPT, project=project)`.
+# If the check finds your function right, it becomes a part of the model. If not, it says what is wrong. It has a function
+# with each usual mistake, and tells you when one of them gives the same answers as yours. To read the story that a wrong one
+# gives, run `mine.hear(PROMPT, project=project)`.
 #
 # <details><summary>Hint</summary>A matrix is stored as [out, in]: what has to be done with it before <code>@</code>?
 # The method <code>unflatten(axis, sizes)</code> cuts one axis into several; one of the sizes may be −1, and is
@@ -386,8 +387,8 @@ mine.hear(TWO, window_mask=blind_to_itself)  # `<`, not `<=`: no token but the f
 mine.tell(TWO)
 
 # %% [markdown]
-# The engine uses your mask with a window as large as the text. Now in each layer a token sees only itself and 7 tokens before it.
-# (Through four layers, something can still come from up to 28 tokens back.)
+# Up to now the engine has called your mask with a window as large as the text. Now we set the window to 8: in each layer a
+# token sees only itself and the 7 tokens before it. (Through four layers, something can still come from up to 28 tokens back.)
 
 # %%
 predictions.ask(
@@ -409,9 +410,11 @@ if answered:
 reach_picture(pieces[: last + 1], looks, window=8) if answered else None
 
 # %% [markdown]
-# The sentences of this story are still well formed. But the names are lost. The token that stands
-# just before the new name must see the first piece of the old one *directly*: what comes in several steps is not enough. (Raba and Ralo begin with R by chance.) For Rado that is `·day`, with a window of 20; for
-# Mimo `·and`, with a window of 15. Try it:
+# The sentences of this story are still well formed. But the names are lost. Look at the picture: `·day` stands just before
+# the first name of the new sentence. To write the R of Rado there, `·day` must see the first `·R` *directly*, and that
+# takes a window of 20. For Mimo, `·and` must see `·Mi`: a window of 15. With a smaller window the name could come in
+# several steps, from layer to layer, but this model does not use them. (Raba and Ralo begin with R by chance: they
+# come with other names in the prompt, too.) Try it:
 
 # %%
 for window in (8, 14, 15, 19, 20):
@@ -711,7 +714,8 @@ rope_maps_picture(maps, story_labels, "Layer 1, head 3") if answered else None
 
 # %% [markdown]
 # With larger positions the map is the same, because all distances are. Without RoPE this head cannot find the token
-# before: that token gets 0.15 on average, as much as if every query gave all its keys the same.
+# before: that token gets 0.15 on average, as much as if every query gave all its keys the same
+# attention weight.
 
 # %% [markdown]
 # ## 9 · One whole layer by hand
@@ -737,8 +741,8 @@ check_close(normed, first_layer.input_layernorm(vectors), 1e-5, "RMSNorm in one 
 # %% [markdown]
 # ### Norm first, then RoPE
 #
-# Qwen3 also puts each query and key through an RMSNorm before RoPE turns them. Before its weights, the norm makes the mean
-# square of each query 1, as section 7 assumed. `q_norm` has a different weight for each
+# Qwen3 also puts each query and key through an RMSNorm before RoPE turns them. Before the norm multiplies by its
+# weights, the mean square of each query is 1. (Section 7 assumed this.) `q_norm` has a different weight for each
 # dimension, and RoPE mixes two dimensions. So the order matters.
 
 # %%
@@ -879,7 +883,8 @@ if predictions.reveal("most", 0 if ratio > 1.2 else 1 if ratio < 0.8 else 2):
 
 # %% [markdown]
 # The indented lines are the first layer; the others have the same shapes. `qkv_proj` is W_q, W_k and W_v in one matrix
-# (2048 + 1024 + 1024 = 4096 rows), `gate_up_proj` is gate and up in one. `post_attention_layernorm` is your `mlp_norm`.
+# (2048 + 1024 + 1024 = 4096 rows), `gate_up_proj` is gate and up in one, as in vLLM. (The checkpoint and `transformers` keep them
+# apart.) `post_attention_layernorm` is your `mlp_norm`.
 # `lm_head`, the embedding table again, gives the logits. It gets one row: only the last token's logits choose the next.
 
 # %%
@@ -894,8 +899,8 @@ print(f"so H·D need not equal the hidden size: W_o is {w_o.shape[0]} x {w_o.sha
 # %% [markdown]
 # ## 11 · The same logits as transformers
 #
-# **Objective:** test that the model computes what `transformers` computes from the same checkpoint, with its own code. We
-# compare every logit at every position: first with PyTorch's own attention function, which the package normally uses,
+# **Objective:** test that our model computes the same logits as `transformers`. Both read the same checkpoint; each has code of
+# its own. We compare every logit at every position: first with PyTorch's own attention function, which the package normally uses,
 # then with the naive attention of section 4.
 
 # %%
@@ -954,8 +959,11 @@ if predictions.reveal("jukebox", min(takes, key=lambda take: take.last).part):
 # But C, without the mask, reads well. The table compares the logits of the prompt. The last token has no later token,
 # so the mask hides nothing from it. Only the changed vectors of the other tokens reach it: with this prompt, its logits
 # change by 0.1. The logits of the earlier tokens are far off, because these tokens read later ones, from layer 0 on. So a
-# good story does not show that there is no bug, and another prompt may hide another bug. Comparing it with the right
-# story would show this one. Logits show more: at which tokens, how much, and also a bug too small to change a token.
+# good story does not show that there is no bug, and another prompt may hide another bug.
+
+# %% [markdown]
+# If you compare C with the unbroken story, you see that something is wrong. The logits tell you more: at which tokens, and by
+# how much. They also show a bug that is too small to change a token.
 
 # %% [markdown]
 # ---
@@ -1042,9 +1050,9 @@ title = "probability of “a” after the last “·R”"
 ablation_picture(title, [bars[0], *rows, bars[1]]) if answered else None
 
 # %% [markdown]
-# (L3 H3 is layer 3, head 3.) Without these heads the probability is nearly that of the story without Rado: `a` is a common
-# piece, so it keeps 24 %. Without the other three, the *control*, it hardly changes. So the model needs this group
-# of heads. (With only one of them silenced, the probability of `a` is still 82 % or more.) Do they also carry the name? If they do, their output from
+# (L3 H3 is layer 3, head 3.) Without heads 3, 4 and 5 the probability of `a` falls to 24 %, nearly that of the story without Rado.
+# It is not 0, because `a` is a common piece. With only one of the three silenced it is still 82 % or more. Without heads 0, 1
+# and 2, the *control*, it hardly changes. So the model needs this group of heads. Do they also carry the name? If they do, their output from
 # *another* story must bring another name. This is *activation patching*, the first picture of the lesson. Here is the
 # code, then four names, and heads 0, 1 and 2 as the control.
 
@@ -1064,8 +1072,9 @@ patching_picture(tokenizer, STORY, exchanged)
 
 # %% [markdown]
 # With heads 3, 4 and 5 exchanged it predicts a piece of the name on the left; with heads 0, 1 and 2 exchanged it still
-# predicts `a`. So heads 3, 4 and 5 carry this piece. We try all 40 names of this form
-# (five of them you have seen). Six of the eight names with Ra have the piece `a`, as Rado has, so they test nothing: look at
+# predicts `a`. So heads 3, 4 and 5 carry this piece. Now come all 40 names of R, a vowel, one of
+# b d f k l m n z, and o (five of them you have seen). Does the model predict the name's piece in its own story? And do the heads
+# bring what it predicts there? Six of the eight names with Ra have the piece `a`, as Rado has, so they test nothing: look at
 # the other rows.
 
 
@@ -1080,13 +1089,16 @@ for vowel in "aeiou":
     names = [f"R{vowel}{letter}o" for letter in "bdfklmnz"]
     stories = {name: STORY.replace("Rado", name) for name in names}
     brought = patch_heads(model, tokenizer, STORY, stories, layer=3, heads=(3, 4, 5))
-    copied = sum(name.startswith("R" + likeliest(stories[name])) for name in names)
-    fits = sum(patch.name.startswith("R" + patch.piece) for patch in brought)
-    print(f"R{vowel}…o: copied in its own story {copied} of 8, brought to Rado's {fits} of 8")
+    pieces = [tokenizer.decode([tokenizer.encode(" " + name).ids[1]]) for name in names]
+    there = [likeliest(stories[name]) for name in names]
+    copied = sum(a == b for a, b in zip(there, pieces, strict=True))
+    same = sum(patch.piece == piece for patch, piece in zip(brought, there, strict=True))
+    print(f"R{vowel}…o: predicted in its own story {copied} of 8, brought from there {same} of 8")
 
 # %% [markdown]
-# With a, e, i and o it works each time. With u the model does not copy the name in its own story, either. The made-up names of
-# its training have no syllable `ru`; this may be the reason.
+# With a, e, i and o the model copies the name, and the heads bring its piece. With u it does not copy, in its own story
+# either: the made-up names of its training have no syllable `ru`, which may be the reason. But what it predicts there the
+# heads bring, too: “om” for Rulo, “is” for Rubo, and `a` for the other six, which test nothing.
 
 # %% [markdown]
 # ### Copying in its purest form
@@ -1129,7 +1141,8 @@ print(f"{right} of {total} tokens in {len(noise)} such texts are predicted")
 # ### Exercise 7: the induction score (5 minutes)
 #
 # Which heads copy like this? The *induction score* of a head is the mean attention weight that the queries of the second round
-# give to the right place: the token *after* the earlier place of the same token. `shares` holds the attention weights of
+# give to the right place: the token *after* the earlier place of the same token. (In x y z x y z the second x, at position 3, should
+# look at position 1: the y after the first x.) `shares` holds the attention weights of
 # one head for `period` tokens that are said twice; row = query, column = key.
 #
 # <details><summary>Hint</summary>At which positions do the queries of the second round stand? Where did the same token
@@ -1182,9 +1195,9 @@ for back in (0, 1, 2):
     print(f"look {back} back:         ", found)
 least = min(hits({1: pair}) for pair in itertools.combinations((0, 1, 2, 4), 2))
 alone = [hits({0: (head,)}) for head in range(6)]
-print(f"without L1 H3 and H5, {hits({1: (3, 5)})} of {right} hits are left;", end=" ")
-print(f"without two of the other four heads of layer 1, {least} or more")
-print(f"without L0 H4, {alone.pop(4)} of {right}; without another of layer 0, {min(alone)} or more")
+print(f"hits left of {right}, without:")
+print(f"  L1 H3 and H5: {hits({1: (3, 5)})}; the worst two of the other four heads of layer 1: {least}")
+print(f"  L0 H4: {alone.pop(4)}; the worst one of the others in layer 0: {min(alone)}")
 
 # %% [markdown]
 # The other four heads of layer 1 are the control: without two of them most hits are left. Without H3 and H5 together
@@ -1297,7 +1310,7 @@ check_kv_bytes(kv_bytes, qwen3_06b)
 from tutorial_engine.cache import KVCacheSpec
 
 spec = KVCacheSpec.from_model(qwen3_06b, dtype=torch.bfloat16)
-per_token = yours(kv_bytes, spec.bytes_per_token, qwen3_06b, 2)
+per_token = int(yours(kv_bytes, spec.bytes_per_token, qwen3_06b, 2))
 tokens = big.num_parameters() * 2 // per_token
 print(f"weights: {big.num_parameters() * 2 / 1e6:,.0f} MB")
 print(f"K and V of one token: {per_token:,} bytes")

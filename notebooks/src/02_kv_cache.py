@@ -48,7 +48,7 @@ transplant_picture(model, tokenizer)
 # ## 1 · What recomputing costs
 #
 # **Objective:** count the tokens that the model runs. One run of the model, over as many tokens as it is given,
-# is called a *forward*. A *hook* counts the tokens: a function that PyTorch calls before the model runs.
+# is called a *forward*. We count with a *hook*: a function that PyTorch calls each time before the model runs.
 #
 # In cells without an exercise the output matters, and you need not follow every line of the code.
 
@@ -110,7 +110,7 @@ work_picture(without, with_cache, flops_without, flops_with) if chosen else None
 # belongs to. In every layer the attention first calls `write(layer, k, v, batch)`: the cache gets the new K and V.
 # Then it calls `read(layer, batch, s)` for each sequence s, and gets all K and V. `NoCache` gives back the new ones only.
 #
-# `SdpaAttention` is the package's attention by PyTorch's function for *scaled dot-product attention* (SDPA).
+# `SdpaAttention` is the package's attention. It calls PyTorch's function for *scaled dot-product attention* (SDPA).
 
 # %%
 from tutorial_engine.model import Batch, NoCache, SdpaAttention
@@ -168,7 +168,7 @@ readers_picture(token_labels(tokenizer, [*prompts[2], 65]), layers=3)  # 65: any
 
 # %% [markdown]
 # The next cell takes the mask away, so that every token looks at every other one, as in
-# [BERT](https://arxiv.org/abs/1810.04805).
+# [BERT](https://arxiv.org/abs/1810.04805), a model that reads a text and writes none.
 
 
 # %%
@@ -386,9 +386,11 @@ if predictions.reveal("transplant", {1: 0, 2: 1, 3: 2, 0: 3}[changed]):
 # In layer 3, the query heads 3 to 5 copy names: they look for the token that followed the same letters earlier (notebook
 # 01). These three share K/V head 1.
 # The keys of `am` and of `ed` both say, among other things: I come after an N. So the query finds both about equally
-# well. The key of slot 2
-# says after which letters it comes, and these are others in each name. So there the key matters, too.
-#
+# well. The key of slot 2 says after which letters it comes: after `N am`, or after `N ed`. These differ from name to name,
+# so there the key matters, too. With K or V alone of both slots, some stories get a third name: they are missing
+# in the last two lines.
+
+# %% [markdown]
 # Here is the attention weight that the second N gives to slot 1: with the slot's own key, with Nedo's, with those of two
 # names that begin with another letter, and with zeros.
 
@@ -415,8 +417,8 @@ for name, key in keys.items():
     print(f"weight of slot 1 with the key of {name}:", [f"{float(x):.2f}" for x in weights])
 
 # %% [markdown]
-# Nedo's key gets nearly as much weight as the slot's own. A key that comes after R gets about half of it, and one that
-# comes after L gets little.
+# Nedo's key gets nearly as much weight as the slot's own. A key that comes after R gets a good half of it or
+# more, and one that comes after L gets little.
 
 # %%
 predictions.ask(
@@ -490,11 +492,14 @@ quiet = {layer: (k, v * (layer == 3)) for layer, (k, v) in slot_1.items()}
 print(f"the same, V in layers 0 to 2 set to zero: P(am) = {p_am(quiet):.2f}")
 
 # %% [markdown]
-# Of the 72 V (18 slots, 4 layers) the next step needs this one, and of its two heads only head 1, which the query
-# heads 3 to 5 read: 32 numbers. Its key is
-# needed, too: with zeros the weight of slot 1 was 0.00. The last two lines belong together. Alone in the cache,
-# slot 1 gets the weight in layers 0 to 2 that the other slots had, so its V there changes the new token, and P(am) falls. Without these V
-# it does not. A slot that is dropped gives its weight to the slots that stay.
+# There are 72 V in the cache (18 slots, 4 layers). The next step needs only one of them: V of slot 1 in layer 3. And of
+# its two heads it needs only head 1, which the query heads 3 to 5 read: 32 numbers. The key of this slot is needed,
+# too: with zeros its weight was 0.00.
+
+# %% [markdown]
+# Why does P(am) fall when slot 1 is alone in the cache? Attention weights add up to 1. The weight of the slots that were
+# dropped goes to those that stay, also in layers 0 to 2. There V of slot 1 now has a larger weight, and this changes the new
+# token. With these V at zero (last line) the harm is gone.
 
 # %% [markdown]
 # **Move it in time.** RoPE has turned each key by its position. We turn all keys by 100 more positions.
@@ -863,10 +868,10 @@ positions_picture(range(first, end + 16), wrong, *labels) if chosen else None
 # not change. So in a test, compare logits and not texts.
 
 # %% [markdown]
-# `planted` put this bug into the package for a moment. `zoo` does so with four bugs, and prints the changed lines.
-# Bugs 2 and 3 change the last lines of `allocate` (section 6). You need not know the code around the others:
+# `planted` put this bug into the package for a moment. `zoo` does so with four, and prints the changed lines.
+# Bugs 2 and 3 change the last lines of `allocate` (section 6). You need not know the code around 1 and 4. The four are:
 #
-# 1. A decoded token gets a position too high.
+# 1. A decoded token gets a position that is one too high.
 # 2. K and V go into the slot before theirs, over K and V of the token before.
 # 3. Attention reads one slot too many, which nobody wrote.
 # 4. A chunk gets the *upper* rows of the mask's triangle, as with PyTorch's `is_causal=True`. So 3 queries after 4 cached
@@ -947,14 +952,14 @@ for i, (out, params) in enumerate(zip(together, three, strict=True)):
 # %% [markdown]
 # Words of the calculator below:
 #
-# - *context*: all tokens of a request, prompt and new ones;
+# - *context*: all tokens of a request;
 # - *bandwidth*: how many bytes a second the memory can deliver (TB/s: 10¹²);
 # - *peak*: how many FLOPs a second the processor can compute (TFLOP/s: 10¹²);
 # - *limited by memory*: moving the bytes takes longer than the FLOPs; *by arithmetic*: the FLOPs take longer;
 # - *bfloat16* (bf16): 2 bytes a number; fp32 has 4;
-# - *maximum concurrency*: the largest number of such requests that fit beside the weights. In practice fewer fit, for
+# - *maximum concurrency*: how many requests of the chosen context length fit beside the weights. In practice fewer fit, for
 #   the *activations* (intermediate results of a forward) need memory, too;
-# - *not given to the engine*: vLLM takes a share of the GPU's memory, here 0.9, by default 0.92 (version 0.32).
+# - *not given to the engine*: the rest of the GPU's memory. vLLM takes a share, here 0.9 (in version 0.32 by default 0.92).
 
 # %% [markdown]
 # Run the cell. Change the controls, or paste the `config.json` of a *dense* Llama, Mistral, Qwen2 or Qwen3 model (dense:
@@ -1062,13 +1067,18 @@ for name, (size, store) in stores.items():
 # than 1, and these texts still stay. They repeat what was said, so at most steps the best logit leads by far. At the few close
 # steps it was luck: where two tokens are almost equally likely, a much smaller error can change the text (section 15). With int2 nearly all change:
 # our simple rounding uses only −1, 0 and 1 there, three of the four numbers that 2 bits can hold. With both ends stored,
-# all four are used, and most texts stay. [KIVI](https://arxiv.org/abs/2402.02750) stores 2 bits so, with K grouped by channel.
+# all four are used, and most texts stay.
+
+# %% [markdown]
+# [KIVI](https://arxiv.org/abs/2402.02750) stores 2-bit numbers in this second way. For K it takes the two
+# ends not of each vector, but of each *channel*: one of the head_dim places, over many tokens.
 #
 # <details><summary>What does it bring on a GPU?</summary>
 #
-# The sure gain is room: in [one measurement](https://github.com/vllm-project/vllm/issues/42058) with fp8 (vLLM 0.26, an
-# A100) twice as many tokens fit. Decode was up to about 5 % faster (that run had no CUDA graphs, recorded lists of operations that start at once, so it probably waited for the
-# CPU; another user there saw more), and prefill was slower: an A100 cannot compute in fp8, so the numbers must be turned back first.
+# The sure gain is room: in [one measurement](https://github.com/vllm-project/vllm/issues/42058) with fp8 (8 bits a number; vLLM 0.26, an
+# A100) twice as many tokens fit. Prefill was slower: an A100 cannot compute in fp8, so the numbers must be turned back first.
+# Decode was up to about 5 % faster. That run had no CUDA graphs (recorded lists of operations that start at once), so it
+# probably waited for the CPU. Another user there, on other GPUs, saw more.
 #
 # </details>
 
@@ -1210,10 +1220,14 @@ roofline_picture(bandwidth, peak, points) if answered else None
 
 # %% [markdown]
 # Eight sequences need 8 times the FLOPs, and took far less than 8 times as long. So one sequence did not spend its time
-# on FLOPs. The next cell computes how long its bytes need: most of its time went into reading the weights. Eight
-# sequences read them once, too. Decode of one sequence is *memory-bound*. A long
+# on FLOPs. It has to read all weights, and eight sequences read them once, too. Decode of one sequence is *memory-bound*. A long
 # prefill is *compute-bound*: many tokens share each weight that is read.
 #
+# The next cell puts the least time (your exercise 7) beside the measured one. For one sequence it is the time to read the weights.
+# The larger its part of the measured time, the more the sequence waited for memory. (Other programs on your machine make this
+# part smaller. Then run both cells again.)
+
+# %% [markdown]
 # So servers decode many sequences at once. Eight new tokens of one sequence are as cheap, and *speculative decoding*
 # uses this: a fast program proposes tokens, and one forward of the model checks them. (The roof is a best case, so the
 # points stay below it.)
@@ -1224,10 +1238,11 @@ from tutorial_engine.learn import least_seconds as least_time
 
 num_weights = weight_bytes(four_layers) // 4
 for name, work in cases.items() if answered else ():
-    print(f"{name:20} took {took[name]:.2g} s", end="; ")
     kv_bytes = work.num_bytes(four_layers) - 4 * num_weights
     asked = num_weights, work.num_seqs * work.new, kv_bytes, peak, bandwidth
-    yours(least_seconds, least_time(*asked), *asked)
+    least = least_time(*asked)
+    print(f"{name:20} took {took[name]:.2g} s; the least is {100 * least / took[name]:.0f} % of it", end="; ")
+    yours(least_seconds, least, *asked)
 
 # %% [markdown]
 # A batch shares the weights and not the KV caches: each sequence reads its own K and V. So with many long contexts K and V
@@ -1253,7 +1268,8 @@ print(predictions.score())
 #
 # **Objective:** know what each setting of a sampler keeps and what it drops.
 #
-# A *softmax* turns logits into probabilities. *Sampling* draws a token by these probabilities. Dividing
+# A *softmax* turns logits into probabilities. *Sampling* draws a token by these probabilities. The random numbers come from
+# a *generator*. It begins at a number, the *seed*: the same seed gives the same draws. Dividing
 # the logits by a *temperature* first makes the distribution sharper (below 1) or flatter (above 1).
 # Temperature 0 stands for *greedy*: no draw, always the likeliest token.
 
@@ -1325,7 +1341,7 @@ mine.use(keep_top_p, check_top_p)
 # earlier. So vLLM's order never keeps more.</details>
 
 # %% [markdown]
-# First you hear a filter that keeps exactly the other tokens. The *seed* fixes the draws, so the package must come to
+# First you hear a filter that keeps exactly the other tokens. The seed fixes the draws, so the package must come to
 # the same tokens as yours.
 
 # %%

@@ -32,7 +32,7 @@ names = ["A", "B", "C"]
 print({name: len(ids) for name, ids in zip(names, prompts, strict=True)}, "prompt tokens")
 
 # %% [markdown]
-# Sharing one engine can go wrong. This one has a small mistake, where requests share what others have computed. Read its last answer:
+# Sharing one engine can go wrong. The engine below has a small mistake, where requests share what others have computed. Read its last answer:
 
 # %% jupyter={"source_hidden": true}
 from tutorial_engine.learn import leak
@@ -86,7 +86,7 @@ if predictions.reveal("forwards", engine.runner.num_forwards):
 # - **Continuous batching**: the next request that waits, in the very next forward. The batch never has to end.
 #
 # Below are the first 48 forwards of 24 requests. At most four may run at once: the engine has four *places*.
-# Each line of the picture is one place. A newcomer takes the place that became free last. A crossed box is a place that is
+# Each line of the picture is one place. A newcomer takes the place that became free last. A hatched box is a place that is
 # empty although somebody waits.
 
 # %% tags=["figure-first-places"] jupyter={"source_hidden": true}
@@ -276,15 +276,18 @@ explorer
 #
 # <details><summary>Answer</summary>One by one 26 (0 to 25), static batching 18, prefill first 17, one rule 14.</details>
 #
-# The fifth, **mine**, runs the rule that you wrote last. Break exercise 2: let each request run all that
-# it has left. Run that cell and its check, and the explorer's cell again. Choose *mine*: what happens in step 0? Put the limit
-# back into your code. Now let those who wait go before those who run. Which running request *stalls*: it has a place, but runs no token in a step? In the end put your rule
-# right.
+# The fifth, **mine**, runs your last rule. Break exercise 2 in two ways. After each change run its cell,
+# its check, and the explorer's cell, and choose *mine*:
+#
+# 1. Let each request run all that it has left. What happens in step 0?
+# 2. Put that limit back, and let those who wait go first. Who *stalls* (has a place, but runs no token in a step), and when?
+#
+# Then put your rule right.
 #
 # <details><summary>Answer</summary>Without the budget, step 0 runs 17 tokens where 8 are allowed (10, if your
 # loop stops when no budget is left). With those who wait in front, C stalls in step 8, and D in step 10.</details>
 #
-# Set *show* to “the steps, the cache and all tokens”: the hatched slots of a row are reserved and empty.
+# *show* has “the steps, the cache and all tokens”: hatched slots of a row are reserved and empty.
 
 # %% [markdown]
 # ## 4 · The batch that the model sees
@@ -442,10 +445,13 @@ one_request(run.trace, "C")
 #
 # **Objective:** see where your rule decides as a real server does.
 #
-# The package has 40 recorded runs: what vLLM's scheduler decided for random requests. Your rule ignores memory. So
-# we take the runs in which memory is never short and no request can reuse K and V that another has computed (notebook 05):
-# ten, with 40 requests in all. (All requests wait from the start. vLLM plans a step only when the step before has ended; appendix A3 has the other way.) `server` gets the same requests, and we compare step by step: a step is the same if
-# it runs as many tokens of each request. What do two other rules get?
+# The package has recorded runs: what vLLM's scheduler decided for random requests. Your rule knows nothing of memory. So
+# we take only the ten runs in which memory is never short, and no request can reuse K and V that another has computed
+# (notebook 05). They have 40 requests in all, which wait from the start. (vLLM plans a step here only when the one before has
+# ended; appendix A3 has the other way.)
+#
+# `server` gets the same requests. A step counts as the same if it runs as many tokens of each request. First: what do two
+# other rules get?
 
 # %%
 from tutorial_engine.learn import num_lines, others_beside_vllm
@@ -455,8 +461,10 @@ print(others_beside_vllm(model, tokenizer, lesson=3))
 
 # %% [markdown]
 # In most steps these rules plan as vLLM does, so even a wrong rule has many of them right. In fp32 another plan changes only the last digits of the
-# logits (notebook 02, section 14), and the likeliest token is always ahead by more than that. So a plan decides *when* a token comes, not *which* one: with both rules all requests have vLLM's tokens. In step 1 of the last run, r0 still has 10 tokens
-# of its prompt to run. If those who wait go first, r1, which came later, takes the whole budget. And your rule?
+# logits (notebook 02, section 14), and in these runs the likeliest token is ahead by more than that. So here a plan decides *when* a token comes, not *which* one: with both rules all requests have vLLM's tokens.
+#
+# In step 1 of the last run, r0 still has 10 tokens of its prompt to run. If those who wait go first, r1, which came
+# later, takes the whole budget. And your rule?
 
 # %%
 server.beside_vllm()
@@ -465,7 +473,7 @@ server.beside_vllm()
 print(f"The file of the scheduler: 3,436 lines in vLLM 0.32.0, {num_lines(Scheduler)} here.")
 
 # %% [markdown]
-# If the line above names your `plan_step`, these are vLLM's decisions from your few lines. Its scheduler is longer because a server needs much more: images in prompts,
+# If the line with ✔ names your `plan_step`, these are vLLM's decisions from your few lines. Its scheduler is longer because a server needs much more: images in prompts,
 # several machines, priorities.
 #
 # ---
@@ -568,10 +576,10 @@ places(shared) if chosen else None
 # step 0 the prompts of A and B fill the budget.
 #
 # Under static batching the first batch lasts as long as B, and about half of its places are wasted. The second lasts
-# as long as F. Nobody waits for its idle places, so they do not count. This is why static batching wastes 28 % here, and
+# as long as F. Nobody waits for its idle places: they do not count. So static batching wastes 28 % here, and
 # 51 % in section 1: there somebody waits in each of the 48 steps.
 #
-# Now the times. At least half of the requests are at or below *p50*, and at least 19 of 20 at or below *p95*.
+# Now the times. At least half of the requests are at or below *p50*, and at least 19 of 20 at or below *p95* (of eight: the largest).
 
 # %% jupyter={"source_hidden": true}
 from tutorial_engine.engine import percentile
@@ -723,8 +731,8 @@ if predictions.reveal("paradox", f"about {together}"):
 # a little smaller: a request also holds its place while its prompt is read, and TPOT leaves that longer step out.)
 
 # %% [markdown]
-# **When does a batch gain nothing?** The gain comes from the price of a forward, which all requests share. At the price of
-# the large GPU it is most of a step with a hundred tokens, so servers run large batches. If a forward had no price of its own, a batch would gain nothing:
+# **When does a batch gain nothing?** The gain comes from the price of a forward, which all requests share. On the
+# large GPU it is 10 of the 15 ms of a step with a hundred tokens, so servers run large batches. If a forward had no price of its own, a batch would gain nothing:
 # each token would cost as much as before. It also gains nothing where nobody shares it: requests that come far apart.
 #
 # <details><summary>When a GPU gets there</summary>With a batch that is large enough the arithmetic of the tokens is the
@@ -870,11 +878,12 @@ for b in (16, 512, 2048, 8192):  # one token of each step is A's
 #
 # **Objective:** see what the slowest users feel when more and more of them come.
 #
-# 48 users come at random times (a *Poisson process*): in each millisecond a user comes with the same chance, whoever came
+# 48 users come at random times (a *Poisson process*): in each millisecond one comes with the same chance, whoever came
 # before. They have the prompts and lengths that you know. At most 8 run at once.
-# How many users per second can the engine serve? Count what one user costs when all 8 places are taken. A user takes part in
-# about 11.75 steps, one for each new token. Eight users share the 10 ms of a step: 11.75 · 10 ms / 8 = 14.7 ms. And the user
-# runs 17.4 tokens, 1 ms each:
+#
+# How many users per second can be served? Count what a user costs when all 8 places are taken. It takes part in
+# 11.75 steps, and eight share the 10 ms: 11.75 · 10 ms / 8 = 14.7 ms. It runs 6.67 prompt tokens, and
+# 10.75 new ones (the last one never runs): 17.4 tokens, 1 ms each. All are means:
 
 # %%
 prompt, new = 6.67, sum(lengths) / len(lengths)  # tokens of a user, on average
@@ -930,7 +939,7 @@ throughput_latency(curves, "TTFT p95", "requests per second", full) if chosen el
 
 # %% [markdown]
 # As long as there is room, throughput follows the users, and the latency hardly changes. Near the number of users that you
-# counted, chance decides: at 24 a second, one of the four draws is three times another. Above it there is no fixed p95: it grows
+# counted, chance decides: at 24 a second, one of the four draws, the one in the picture, is three times another. Above it there is no fixed p95: it grows
 # while users keep coming, and with twice as many users it is nearly doubled. (At 64 these are 332 and not 366 tokens per second: at the
 # beginning and at the end of so short a run, places are empty. In the run with twice as many users they are 349.)
 
@@ -1005,7 +1014,7 @@ tell("first come, first served")
 # ### Exercise 5: shortest prompt first (5 minutes)
 #
 # A first idea: admit the request with the shortest prompt. (How long the output will be nobody knows.) `self.waiting`
-# holds the requests that wait. Each has `num_prompt_tokens` and `arrival`. Of equally short ones, the first to arrive
+# holds the requests that wait: a `deque`, which you can loop over, but which has no `sort`. Each request has `num_prompt_tokens` and `arrival`. Of equally short ones, the first to arrive
 # is next. Return one of them, and do not remove it.
 #
 # <details><summary>Hint</summary><code>min(words, key=len)</code> is the shortest word: <code>key</code> is a function,
@@ -1044,7 +1053,7 @@ if predictions.reveal("starve", answer):
 
 # %% [markdown]
 # As long as short requests come, L waits: it *starves*. No error says so, all tokens are right, and the mean
-# is the best that you have seen. Only the longest wait tells.
+# is the best that you have seen. Only the longest wait tells. (`server` now uses your policy, also in the cells above.)
 #
 # ### Exercise 6: nobody starves (10 minutes)
 #
@@ -1098,7 +1107,7 @@ tell(*three)
 # | 12 | 227 ms | 942 ms |
 # | promised | at most 300 ms | at most 600 ms |
 #
-# L lasts 203 ms, and a short one 68 ms. A short one that passes L is served 203 ms sooner, and L 68 ms later. So the sum
+# L lasts 203 ms (126 to its first token, then 7 · 11), and a short one 68 ms (13 + 5 · 11). A short one that passes L is served 203 ms sooner, and L 68 ms later. So the sum
 # of the 13 waits falls by 135 ms, and the mean by 10.4 ms.
 
 # %%
@@ -1131,7 +1140,7 @@ sweep(ends, {"TTFT": both}, axis, "ms", at_most=promised, steps=True) if chosen 
 
 # %% [markdown]
 # Your policy does not count short ones: it has a time, `patience`. A short one takes 68 ms. So five short ones go before L if `patience` is above
-# 272 ms and at most 340 ms, and six from there to 408 ms. Where the picture is flat nothing changes: L is asked only when a place
+# 272 ms and at most 340 ms, and six from there to 408 ms. Where the picture is flat nothing changes: the policy is asked only when a place
 # is free. Patience 0 is first come, first served, and a very large one shortest first. Another crowd needs another
 # patience. Set `patience` in your class to a value that keeps both promises, and run its cells again: the line "fair" should
 # say "kept" twice. (vLLM 0.32 has two orders: first come, first served, and `priority`: the smallest number goes first.)
@@ -1143,8 +1152,8 @@ sweep(ends, {"TTFT": both}, axis, "ms", at_most=promised, steps=True) if chosen 
 #
 # Four bugs are planted into the engine, one after the other. Here are their changes: the line with - is right, and the
 # line with + is the bug. (In the second, `[::-1]` reverses the order of the cache rows, only in a step where each request
-# runs one token. In the third, `torch.default_generator` is the one random generator that all of PyTorch shares. In the
-# fourth, `cap` is a limit that is not set here.) Read each, and ask yourself: what must a test run to see this?
+# runs one token; `context_slots` are the slots that a request reads, `_on` only puts them on the device. In the third, `torch.default_generator` is the one random generator that all of PyTorch shares. In the
+# fourth, `cap` is a limit that is not set here.) What must a test run to see each?
 
 # %%
 from tutorial_engine.learn import BUGS_03, diff, planted
@@ -1233,7 +1242,7 @@ rows = ledger(paths, prompts, num_tokens=12)
 print(f"{sum(r.ok for r in rows)} of {len(rows)} paths ✔:", *[r.path for r in rows], sep="\n  ")
 
 # %% [markdown]
-# Your parts serve whole stories, up to the end of the text. The policy is your last one.
+# Your parts serve whole stories, up to the end of the text. The policy is your `Fair` of exercise 6.
 
 # %%
 run = server.serve(PROMPTS, SamplingParams(max_tokens=400), max_num_batched_tokens=16)

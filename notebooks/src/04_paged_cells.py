@@ -88,7 +88,7 @@ race
 # sooner on rows: section 5 says why.)
 #
 # In this notebook you write the second engine: how many blocks there are, who gets which, and an attention that reads
-# them where they lie. Then your own functions run this race.
+# them where they lie. Your functions for blocks then run this race (section 5).
 
 # %% [markdown]
 # # First sitting: pages
@@ -188,10 +188,13 @@ run = server.serve(PROMPTS, params, memory_bytes=200_000)
 print("the pool has", run.trace.settings["num_blocks"], "blocks")
 
 # %% [markdown]
-# When vLLM starts, it prints two lines, `KV cache size: … tokens` and `Maximum concurrency for … tokens per request: …x`. The
-# concurrency is the number of blocks of the pool, divided by the blocks of one request of the greatest allowed length. (vLLM counts its block
-# 0, too, which it never gives out.) The size is this concurrency times that length. Where the length is a multiple of the block size, as
-# here, it is the number of all slots. (Appendix A3 has the other case.)
+# When vLLM starts, it prints two lines, `KV cache size: … tokens` and `Maximum concurrency for … tokens per request: …x`.
+#
+# - *Concurrency*: the blocks of the pool, divided by the blocks of one request of the greatest allowed length.
+# - *Size*: this concurrency times that length. Here the length is a multiple of the block size, so the size is the number of
+#   all slots. (Appendix A3 has the other case.)
+#
+# (vLLM counts its block 0 here, too, which it never gives out.)
 
 # %%
 predictions.ask(
@@ -300,7 +303,7 @@ block_view(on_pages.trace.trace(), step=2, labels=labels, simple=True) if chosen
 #
 # Before a token runs, its position `pos` needs a slot. If the table has no block for it yet, take the first block out of
 # `free_blocks`, and append it to the table. Change both lists in place. Return the slot. If a block is needed and none
-# is free, change nothing and return `None`. (The table may already have a block for `pos` and for later positions. Then take none,
+# is free, change nothing and return `None`. (The table may be longer than `pos` needs. Then take no block,
 # even if `pos` is the first position of its block: ask whether the table is long enough.)
 #
 # <details><summary>Hint</summary>In which logical block does <code>pos</code> lie? When does the table have no block for it
@@ -339,8 +342,8 @@ run = server.serve(PROMPTS, params)
 # %% [markdown]
 # The explorer runs the same three requests, with 6 new tokens each. Which lines cross, and why? Step back and watch
 # the tables grow. Then change the block size. (With 2 the 12 blocks are too few, and some requests must give
-# theirs back, as in notebook 05. With 1 the pool has 12 slots. Here a request may have at most 12 tokens, prompt and
-# answer together, so A ends after 2 new tokens and B after 5.)
+# theirs back, as in notebook 05. With 1 the pool has 12 slots. So a request has at most 12 tokens, prompt and
+# answer together: A ends after 2 new tokens and B after 5.)
 
 # %% tags=["figure-block-explorer"]
 from tutorial_engine.viz import ALL_AT_ONCE, BlockExplorer
@@ -410,9 +413,12 @@ run = server.serve(users, twelve, memory_bytes=pages.storage.num_bytes)
 for name, trace in (("rows", few), ("yours", run.trace)):
     ends = [1000 * event.time for event in trace.events if isinstance(event, Finished)]
     print(f"{name:6}{trace.num_steps} steps: first answer {ends[0]:.0f} ms, last {ends[-1]:.0f} ms")
+own_race = RaceExplorer({"rows": few, "yours": run.trace})
+own_race.set(step=12)
+own_race
 
 # %% [markdown]
-# On pages there are a third of the steps, and the last answer comes after 342 ms, not 582 ms. But the first four users wait
+# On pages there are 12 steps, not 36, and the last answer comes after 342 ms, not 582 ms. But the first four users wait
 # longer than on rows: 342 ms, not 193 ms. On the virtual clock a step pays for each of its tokens, and a step on pages runs twelve
 # tokens, not four. On a GPU a decode step mostly reads weights (notebook 02). With contexts as short as these, a step
 # for twelve users takes hardly longer there than one for four.
@@ -524,8 +530,8 @@ from tutorial_engine.cache import NaivePagedAttention, attend_in_blocks
 show_source(attend_in_blocks)
 
 # %% [markdown]
-# A second version, `PagedAttention`, works on many blocks in one call. Two parts merge as two blocks do: bring both to
-# the larger m, then add l and acc. All three ways give the same tokens:
+# A second version, `PagedAttention`, works on many blocks in one call. It cuts the context into pieces, and computes m, l and acc of
+# each. To merge two pieces, bring both to the larger m (each times its own factor). Then add the two l and the two acc. All three ways give the same tokens:
 
 # %% jupyter={"source_hidden": true}
 from tutorial_engine.lab import PagedAttention
@@ -704,8 +710,9 @@ for event in run.trace.events:
         print(f"step {event.step}: {event.request_id} gives all its cells back")
 
 # %% [markdown]
-# **What is shared.** The two answers of a request share all its prompt cells except the last one. Each second answer
-# (`A.1`, `B.1`, `C.1`) runs the last prompt token again, in a cell of its own: it is a request of its own, and gets logits by running a token.
+# **What is shared.** The two answers of a request share all its prompt cells except the last one. The second answer of each
+# (`A.1`, `B.1`, `C.1`) runs the last prompt token once more, in a cell of its own. For the engine it is one more request, and a
+# request gets logits only by running a token.
 #
 # **What is lost.** The six answers need more than 28 cells. So four of them give all their cells back,
 # and one of these does it twice. When cells are free again, each runs all its lost tokens again, in cells of its own,
@@ -750,7 +757,7 @@ if predictions.reveal("freed", {0: "none"}.get(len(freed), str(len(freed)))):
     print(cells)
 
 # %% [markdown]
-# **Try it.** Now do it in the explorer: leave seq 0, p0 0 and p1 −1 (to the end), and press the button `seq_rm`.
+# **Try it.** Now do it in the explorer. Do not change the fields (seq 0, p0 0, and p1 −1, which means: to the end). Press the button `seq_rm`.
 
 # %% [markdown]
 # ## 8 · Which block size?
@@ -805,7 +812,7 @@ dial(points) if chosen else None
 # %% [markdown]
 # **Why 16?** On a GPU vLLM's default is 16 tokens in a block for ordinary models. (Some attention kernels need 32, 64 or 128.
 # For *hybrid models* see notebook 05, section 4.) In the run above pages of 8 and less were faster: its requests are short, with 8 common tokens. The next
-# cell takes 32 requests with prompts of 32 to 512 tokens and 16 to 128 new ones. It measures two times per token:
+# cell takes 32 requests with prompts of 32 to 512 tokens and 16 to 128 new ones. For each token it measures two durations:
 # *bookkeeping* is the work of the block manager, *gathering* is to copy K of one layer out of blocks that lie anywhere.
 
 # %% tags=["nbval-ignore-output"] jupyter={"source_hidden": true}
@@ -860,15 +867,18 @@ dials
 # default. These runs were recorded with 32, so `server` has such blocks, too.
 
 # %% [markdown]
-# Now `server` serves the same requests, with as many bytes as the blocks have that vLLM may give out. Your `num_blocks` turns the bytes into
-# blocks. Your `allocate` is asked for each new token, and must give the slot of the engine's block manager. The two engines number blocks differently. So the check compares patterns: if
-# vLLM's block 9 is our block 0 in one place, it must be so in every table and every step.
+# Now `server` serves the same requests (`r0` to `r3` in the output). Its memory has as many bytes as vLLM's blocks together, without
+# block 0, which vLLM gives to nobody. Your `num_blocks` turns these bytes into blocks. Your `allocate` is asked for each new
+# token, and must give the same slot as the engine's own block manager.
+#
+# The two engines number blocks differently. So the check compares patterns: if vLLM's block 9 is our block 0 in one
+# place, it must be so in every table and every step.
 
 # %% [markdown]
 # If your `slots` is wrong, the steps are the same and the answers are not. So the tokens are compared as
 # well. (`block_attention` is not called here: no plan depends on it.)
 #
-# (vLLM never gives its block 0 to a request. So its block n is shown as n − 1.)
+# (vLLM's block n is shown as n − 1, because block 0 is left out.)
 
 # %%
 server.beside_vllm(show_step=1)
@@ -1064,10 +1074,10 @@ layouts_picture(layouts(few_numbers), layer=1, token=1, num_tokens=5)  # the las
 # %% [markdown]
 # In vLLM 0.32 the shape of a layer is [blocks, K/V heads, block size, 2 · head_dim] (pull request
 # [44455](https://github.com/vllm-project/vllm/pull/44455)). Most attention kernels, FlashAttention among them, keep K and V of a token and head
-# side by side in the last axis. The one on a CPU uses the same memory in another way: for each block and head first all K, then all V. The order in memory is another matter (pull request
-# [51718](https://github.com/vllm-project/vllm/pull/51718), August 2026). Where the attention kernel does not ask for another
-# order, the tokens of a block come before its heads, as in the second row. Some kernels ask for heads first, for example
-# those on a CPU.
+# side by side in the last axis. The shape says how a tensor is indexed. Where the numbers lie is said by its *strides*, and these can
+# have another order (pull request [51718](https://github.com/vllm-project/vllm/pull/51718), August 2026). Where the attention kernel does
+# not ask for another order, the tokens of a block come before its heads, as in the second row. Some kernels ask for heads
+# first, for example those on a CPU. (And these keep for each block and head first all K, then all V.)
 
 # %%
 print(predictions.score())

@@ -101,7 +101,10 @@ def shown(value: object) -> str:
 
 
 def _number(value: object) -> str:
-    return f"{value + 0.0:.4g}" if isinstance(value, float) else str(value)  # no -0
+    if not isinstance(value, float):
+        return str(value)
+    whole = value.is_integer() and abs(value) < 1e9
+    return str(int(value)) if whole else f"{value:.4g}"  # no -0
 
 
 def plain(value: Any) -> Any:

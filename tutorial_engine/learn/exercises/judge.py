@@ -119,7 +119,7 @@ def judge(
         given = deepcopy(case)
         answer = call(asked, *given)
         if asked is function:
-            must_answer(name, answer, body)
+            must_answer(name, answer, body, _given(arguments_of(case)))
         for place, why in keeps.items():
             if not alike(given[place], case[place]):
                 raise CannotBe(why)
@@ -140,7 +140,7 @@ def judge(
             return still_a_gap(name)
         if wrong:
             theirs = {why: partial(answer_of, slip) for why, slip in slips.items()}
-            slip = "" if error else _slip_in(answers, cases, theirs, tolerance)
+            slip = "" if error else slip_in(answers, cases, theirs, tolerance)
             return Verdict(False, what_is_wrong(answers, wants, wrong, slip))
         if error is not None:
             raise _with_input(error, told(arguments_of(cases[len(answers)])))
@@ -183,7 +183,7 @@ def _with_input(error: Exception, shown: str) -> Exception:
     return error
 
 
-def _slip_in(answers: Sequence[Any], cases: Sequence[Any], slips: Slips, tolerance: float) -> str:
+def slip_in(answers: Sequence[Any], cases: Sequence[Any], slips: Slips, tolerance: float) -> str:
     """The words of the one slip that gives these answers; "" if none does, or more than one."""
     found = []
     for words, slip in slips.items():
@@ -192,6 +192,13 @@ def _slip_in(answers: Sequence[Any], cases: Sequence[Any], slips: Slips, toleran
             if all(alike(answer, slip(case), tolerance) for answer, case in pairs):
                 found.append(words)
     return found[0] if len(found) == 1 else ""
+
+
+def _given(inputs: Mapping[str, object]) -> str:
+    """The input, if a line is enough for it, else ""."""
+    written = {title: in_a_line(value) for title, value in inputs.items()}
+    line = ", ".join(f"{title} {value}" for title, value in written.items())
+    return "" if None in written.values() or len(line) > WIDE else line
 
 
 def _message(

@@ -3,6 +3,7 @@
 import dis
 import math
 from collections.abc import Callable, Iterator, Sequence
+from copy import deepcopy
 from dataclasses import replace
 from functools import cache
 from typing import Any, NamedTuple
@@ -14,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 
 from tutorial_engine.learn.exercises.facts import COLUMNS, AsIs, alike
 from tutorial_engine.learn.exercises.judge import CODE, Slips, judge, read_number, slips_of
-from tutorial_engine.learn.exercises.verdict import CannotBe, Verdict
+from tutorial_engine.learn.exercises.verdict import CannotBe, Verdict, names_in
 from tutorial_engine.learn.parts import model as parts
 from tutorial_engine.learn.parts.holder import number, whole
 from tutorial_engine.learn.parts.model import Attend, LayerWeights, rms_norm
@@ -172,16 +173,26 @@ LOW = (
 )
 
 
-def _may_be_nan(function: Callable[..., Tensor], q: Tensor, *case: Tensor) -> Any:
-    """An answer; for LOW a softmax by exp, as section 4 writes it, divides 0 by 0: no mistake."""
+BY_EXP = (
+    "  Where all scores of a query are far below 0, yours divides 0 by 0; above 88 exp is inf in\n"
+    "  float32. `softmax` first takes the largest score of a row off, which changes no share."
+)
+
+
+def _by_zero(function: Callable[..., Tensor], *case: Tensor) -> bool:
+    """Does a softmax by exp, as section 4 writes it, divide 0 by 0 here?"""
     try:
-        out = function(q, *case)
+        out = function(*case)
     except ZeroDivisionError:
-        if not torch.equal(q, LOW[0]):
-            raise
+        return True
+    return isinstance(out, Tensor) and bool(out.isnan().all())
+
+
+def _may_be_nan(function: Callable[..., Tensor], q: Tensor, *case: Tensor) -> Any:
+    """An answer; for LOW a softmax by exp may divide 0 by 0: no mistake."""
+    if torch.equal(q, LOW[0]) and _by_zero(function, q, *case):
         return LOW[2][:1]
-    by_zero = torch.equal(q, LOW[0]) and isinstance(out, Tensor) and bool(out.isnan().all())
-    return LOW[2][:1] if by_zero else out
+    return function(q, *case)
 
 
 def check_attention(function: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]) -> Verdict:
@@ -192,7 +203,7 @@ def check_attention(function: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
         for mask in (causal_mask(n, kv), _some_allowed(n, kv))
     ]
     cases[2][1][0] = 0  # the key that the only query may see has the score 0
-    return judge(
+    verdict = judge(
         *("attention", function, parts.attention, [SMALL, *cases, LOW], ATTENTION_SLIPS),
         "attention: equal to the package's, 1 to 6 queries, D=8 and 4, causal and random masks",
         call=_may_be_nan,
@@ -203,6 +214,9 @@ def check_attention(function: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
             "the scores are divided by": _divided_by,
         },
     )
+    if verdict.ok and _by_zero(function, *deepcopy(LOW)):
+        return Verdict(True, f"{verdict.message}\n{BY_EXP}")
+    return verdict
 
 
 # -- window_mask ----------------------------------------------------------------------------------
@@ -356,6 +370,11 @@ ROPE_SLIPS: Slips = slips_of(
     x.chunk(2, dim=-1) → (x[..., 0::2], x[..., 1::2])
         turns neighbours as pairs, (0 1)(2 3), and gives them as halves; half-split pairs are i with
         i + D/2 ▸ x.chunk(2, dim=-1)
+    angles.cos() → angles.repeat_interleave(2, -1).cos()
+    angles.sin() → angles.repeat_interleave(2, -1).sin()
+    a * cos - b * sin, b * cos + a * sin → (x * cos + torch.cat((-b, a), -1) * sin).chunk(2, -1)
+        turns the numbers i and i + D/2 by two different angles; both are turned by angle i
+        ▸ torch.cat((angles, angles), dim=-1)
     a * cos - b * sin, b * cos + a * sin → a * sin - b * cos, b * sin + a * cos
         gives a sin φ − b cos φ, with cos and sin swapped; a turned pair begins with a cos φ − b sin
         φ
@@ -383,7 +402,7 @@ ROPE_SLIPS: Slips = slips_of(
         turns by φ · π/180, as if the angles were degrees; `angles` are radians
     a, b = a * cos - b * sin, b → a = a * cos - b * sin; b = b
         makes the second half with the NEW first half; both halves are made from the old a and b
-        ▸ a.clone()
+        ▸ new_a = a * cos - b * sin
     (a, b) → (b, a)
         gives the two halves in the other order; the turned a are the first half
     - b * sin → + b * sin
@@ -1100,6 +1119,5 @@ def check_kv_bytes(function: Callable[[ModelConfig, int], int], config: ModelCon
 
 def _configs_read_by(function: Callable) -> list[str]:
     """The names of configs outside the function that its body reads."""
-    names = getattr(getattr(function, "__code__", None), "co_names", ())
     known = getattr(function, "__globals__", {})
-    return [name for name in names if isinstance(known.get(name), ModelConfig)]
+    return [name for name in names_in(function) if isinstance(known.get(name), ModelConfig)]

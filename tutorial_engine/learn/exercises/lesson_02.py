@@ -235,7 +235,8 @@ def _pair(got: object) -> Pair:
     if isinstance(got, list | tuple) and len(got) == 2 and isinstance(got[0], Tensor):
         raise CannotBe(f"{form}; got the pair without the list around it")
     if not isinstance(got, list | tuple) or len(got) != 1:
-        raise CannotBe(f"{form}; got {type(got).__name__}")
+        count = f" of {len(got)} pairs" if isinstance(got, list | tuple) else ""
+        raise CannotBe(f"{form}; got {type(got).__name__}{count}")
     (pair,) = got
     if not isinstance(pair, list | tuple) or [isinstance(x, Tensor) for x in pair] != [True, True]:
         raise CannotBe(f"{form}; its only entry is no pair of tensors")
@@ -326,7 +327,7 @@ def _why_not_static(make_cache: Callable[..., Any]) -> str:
             if not same_memory(old, new):
                 return (
                     f"the right {name}, but in new memory: the old ones were copied. A view of "
-                    "the memory that __init__ made is asked ▸ self.k[layer, :end]"
+                    "the memory that __init__ made is asked for ▸ self.k[layer, :end]"
                 )
     cache = make_cache(*size.as_arguments())
 

@@ -21,6 +21,7 @@ from tutorial_engine.learn.exercises.verdict import (
     has_gap,
     is_open,
     must_answer,
+    names_in,
     open_verdict,
 )
 from tutorial_engine.learn.parts.holder import whole_tokens
@@ -233,7 +234,7 @@ def _none_inside(function: Any, *case: Any) -> str | None:
 
     called = {
         name: watched(name, known[name])
-        for name in code.co_names
+        for name in names_in(function)
         if isinstance(known.get(name), FunctionType)
     }
     copy = FunctionType(
@@ -299,7 +300,7 @@ def check_metrics(function: Callable[[float, Sequence[float]], object]) -> Verdi
     """Check a learner's function(arrival, token_times) → (TTFT, TPOT)."""
     return judge(
         *("ttft_and_tpot", function, right_metrics, TIMES, METRIC_SLIPS),
-        "ttft_and_tpot: .262 s, then .064 s a token",
+        "ttft_and_tpot: TTFT 0.262 s, TPOT 0.064 s",
         call=_asked,
         tolerance=1e-6,  # a float32 is as good
         read=read_numbers(2, "it must return two numbers"),

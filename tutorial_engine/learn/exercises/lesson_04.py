@@ -83,7 +83,7 @@ def check_num_blocks(function: Callable[[int, int, int, int, int, int], object])
 
     def read(answer: object) -> int:
         if (got := whole(answer)) is None:
-            raise CannotBe(f"it must return a whole number of blocks, got {answer!r}")
+            raise CannotBe(f"it must return an int, the number of blocks; got {answer!r}")
         return got
 
     return judge(

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tutorial_engine.learn.exercises.facts import AsIs, alike, first_difference
-from tutorial_engine.learn.exercises.judge import Slips, judge, slips_of
+from tutorial_engine.learn.exercises.judge import Slips, judge, slip_in, slips_of
 from tutorial_engine.learn.exercises.verdict import Verdict, close
 from tutorial_engine.learn.parts.memory import block_attention as right
 from tutorial_engine.learn.parts.memory import slots
@@ -212,6 +212,24 @@ BLOCK_SLIPS: Slips = {
 }
 
 
+# As right as the right one, until the scores are large.
+FAR_SLIPS: Slips = slips_of(
+    right,
+    """
+    max(largest, float(scores.max())) → float(scores.max())
+    math.exp(largest - new_largest) → torch.tensor(largest - new_largest).exp()
+        lets m fall when a later block has smaller scores; the new m is the larger of the old m and
+        the block's largest score
+    (scores - new_largest).exp() → scores.exp()
+    math.exp(largest - new_largest) → 1.0
+        takes m off no score; the weights are exp(scores − m), so that exp never overflows
+    largest, total, out = -math.inf → largest, total, out = 0.0
+        begins with m = 0; m begins at −∞, so that it is the largest score also where all are
+        negative
+    """,
+)
+
+
 class _Watch(TorchDispatchMode):
     """Notes the largest tensor of floats that is made (no view) inside the block; reads of K.
 
@@ -305,20 +323,23 @@ def _not_in_place(function: Attention, cases: Sequence[Case]) -> str:
         if not close(function(*deepcopy(case.poisoned())), right(*case), TOLERANCE):
             return (
                 f"block_table {case.table}, kv_len {case.kv_len}: it reads slots that nobody "
-                "wrote; with NaN in those, as a real pool may have, the output is another"
+                "wrote; with NaN in those, as a real pool may have, the output is another (the "
+                "weight 0 does not help: 0 · NaN is NaN)"
             )
-    for case in cases:
-        # 60: beyond exp() of float32; 400: of float64
-        for factor in (60, 400, -60, -400):
-            far = case._replace(q=factor * case.q)
-            got, want = function(*deepcopy(far)), right(*far)
-            if not alike(got, want, 10 * TOLERANCE):
-                scores = far.k_pool.flatten(0, 1)[far.slots] @ far.q / math.sqrt(len(far.q))
-                return (
-                    f"right for small scores, but for scores from {scores.min():,.0f} to "
-                    f"{scores.max():,.0f} it differs first at "
-                    + first_difference(got, want, 10 * TOLERANCE)
-                )
+    # 60: beyond exp() of float32; 400: of float64
+    factors = 60, 400, -60, -400
+    far = [case._replace(q=factor * case.q) for case in cases for factor in factors]
+    answers = [function(*deepcopy(case)) for case in far]
+    for case, got in zip(far, answers, strict=True):
+        if not alike(got, want := right(*case), 10 * TOLERANCE):
+            scores = case.k_pool.flatten(0, 1)[case.slots] @ case.q / math.sqrt(len(case.q))
+            theirs = {why: lambda case, slip=slip: slip(*case) for why, slip in FAR_SLIPS.items()}
+            slip = slip_in(answers, far, theirs, 10 * TOLERANCE)
+            return (
+                f"right for small scores, but {f'it {slip}. For' if slip else 'for'} scores from "
+                f"{scores.min():,.0f} to {scores.max():,.0f} it differs first at "
+                + first_difference(got, want, 10 * TOLERANCE)
+            )
     seen = _watched(function, cases[3])
     if math.prod(seen.largest) > BLOCK_SIZE * D:
         return (

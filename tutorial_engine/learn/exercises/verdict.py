@@ -13,6 +13,7 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from difflib import get_close_matches
+from types import CodeType
 from typing import Any
 
 import torch
@@ -147,17 +148,24 @@ def _names_around(error: Exception) -> list[str]:
     return [*frames[-1].f_locals, *frames[-1].f_globals, *dir(builtins)] if frames else []
 
 
+def names_in(function: object) -> list[str]:
+    """The names that a function reads, and that comprehensions and functions inside it read."""
+    code = getattr(function, "__code__", function)
+    if not isinstance(code, CodeType):
+        return []
+    return [*code.co_names, *(name for inner in code.co_consts for name in names_in(inner))]
+
+
 def _open_ones_called_by(function: object) -> list[str]:
-    names = getattr(function, "__code__", None)
     known: dict[str, Any] = getattr(function, "__globals__", {})
-    return [name for name in getattr(names, "co_names", ()) if is_open(known.get(name))]
+    return [name for name in names_in(function) if is_open(known.get(name))]
 
 
-def must_answer(name: str, value: object, function: object) -> None:
-    """Ends the check of a function that returned nothing: not done yet, or forgotten."""
+def must_answer(name: str, value: object, function: object, given: str = "") -> None:
+    """Ends the check of a function that returned nothing (`given` this): not done, or forgotten."""
     if value is None or value is Ellipsis:
         why = "does every way through it end with a `return`?"
-        forgotten = Verdict(False, f"{name} returns None: {why}")
+        forgotten = Verdict(False, f"{name} returns None{given and f' for {given}'}: {why}")
         raise Told(still_a_gap(name) if has_gap(function) else forgotten)
 
 

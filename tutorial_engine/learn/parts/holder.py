@@ -25,7 +25,7 @@ from tutorial_engine.learn.exercises.facts import (
     plain,
     told,
 )
-from tutorial_engine.learn.exercises.verdict import CannotBe, Verdict, is_open
+from tutorial_engine.learn.exercises.verdict import CannotBe, Verdict, is_open, names_in
 
 Result = TypeVar("Result")
 
@@ -305,8 +305,7 @@ class PartsHolder:
             if ran[name]:
                 counted.append(f"{name} ({ran[name]:,} call{'s' * (ran[name] != 1)})")
             elif outer in own:
-                code = getattr(own[outer], "__code__", None)
-                is_called = code is None or name in code.co_names
+                is_called = inspect.isclass(own[outer]) or name in names_in(own[outer])
                 counted.append(f"{name} ({'inside' if is_called else 'replaced by'} {outer})")
         package = [name for name in self.names if ran[name] and name not in own]
         line = f"yours: {', '.join(counted) or 'none yet'}"
@@ -342,4 +341,6 @@ def yours(function: Callable[..., Any], package: Any, *args: Any) -> Any:
 
 
 def _shown(answer: Any, digits: int = 2) -> str:
-    return f"{answer:.{digits}g}" if isinstance(answer, float) else str(answer)
+    if isinstance(answer, float) and not answer.is_integer():
+        return f"{answer:.{digits}g}"
+    return str(int(answer) if isinstance(answer, float) else answer)

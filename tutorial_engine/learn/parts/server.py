@@ -38,7 +38,7 @@ from tutorial_engine.lab.beside_vllm import (
     side_by_side,
 )
 from tutorial_engine.lab.ledger import LedgerPath, engine_path
-from tutorial_engine.learn.exercises.verdict import Verdict
+from tutorial_engine.learn.exercises.verdict import Verdict, names_in
 from tutorial_engine.learn.parts.engine import OwnSampler
 from tutorial_engine.learn.parts.holder import Parts, PartsHolder, Plugged
 from tutorial_engine.learn.parts.memory import (
@@ -172,11 +172,10 @@ class OwnServer(PartsHolder):
         `ttft_and_tpot` serve prints times, as it always does with pages and cells.
         """
         plugged = super().use(function, check)
-        called = getattr(getattr(function, "__code__", None), "co_names", ())
         known = getattr(function, "__globals__", {})
         wrong = [
             name
-            for name in called
+            for name in names_in(function)
             if name in self.functions and known.get(name) is self.functions[name]  # not a newer one
             if self.written[name].verdict.ok is False
         ]

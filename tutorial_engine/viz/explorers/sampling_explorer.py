@@ -199,8 +199,8 @@ class SamplingExplorer(Explorer):
         if now.num_kept == before.num_kept:
             return f"{asked} drops none of the {tokens(before.num_kept)} that were left"
         return (
-            f"{asked} keeps {now.num_kept} of the {tokens(before.num_kept)} that were left, which "
-            f"held {share(now.mass / before.mass)} of their probability"
+            f"{asked} keeps {now.num_kept} of the {tokens(before.num_kept)} that were left; they "
+            f"hold {share(now.mass / before.mass)} of the probability of these {before.num_kept}"
         )
 
     def _order(self, step: int) -> str:
@@ -217,7 +217,7 @@ class SamplingExplorer(Explorer):
             return ""
         return (
             f"; top-p comes after top-k, so its {percent(self.params.top_p)} is counted on what "
-            f"top-k left, and before top-k it would have kept {self._left([FILTERS[step - 2]])}"
+            f"top-k left; placed before top-k it would have kept {self._left([FILTERS[step - 2]])}"
         )
 
     def _left(self, filters: Sequence[Filter]) -> int:

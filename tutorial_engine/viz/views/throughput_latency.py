@@ -49,7 +49,7 @@ def throughput_latency(
     ax.yaxis.set_major_formatter(ROUND)
     ax.set_ylabel(f"{latency}, ms{', logarithmic' if wide else ''}")
     ax.set_xlabel("tokens per second, all requests together")
-    ax.set_title(f"Throughput against {latency}")
+    ax.set_title(f"{latency} against throughput")
     if capacity is not None:
         ax.axvline(capacity, color=QUIET, linestyle=(0, (1, 2)), linewidth=1.8)
         at = {"xycoords": ax.get_xaxis_transform(), "textcoords": "offset points"}
