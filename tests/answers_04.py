@@ -390,7 +390,7 @@ EXERCISES: dict[str, Exercise] = {
         c4.BUDGET_SLIPS,
         [
             (lambda *case: 1, "480 bytes of 960"),
-            (lambda b, *m: b // (1.0 * math.prod(m) * 2), "a whole number of blocks, got 2.0"),
+            (lambda b, *m: b // (1.0 * math.prod(m) * 2), "an int, the number of blocks; got 2.0"),
             (lambda b, n, h, d, i, s: b // n * h * d * i * s, ""),
         ],
     ),
@@ -507,8 +507,19 @@ EXERCISES: dict[str, Exercise] = {
             ),
             (
                 attention_with(("max(largest, float(scores.max()))", "0.0")),
-                "right for small scores, but for scores from 19 to",
+                "right for small scores, but it takes m off no score",
             ),
+            (
+                attention_with(
+                    ("max(largest, float(scores.max()))", "float(scores.max())"),
+                    (
+                        "math.exp(largest - new_largest)",
+                        "torch.tensor(largest - new_largest).exp()",
+                    ),
+                ),
+                "but it lets m fall when a later block has smaller scores",
+            ),
+            (attention_with(("-math.inf", "-100.0")), "but for scores from -2,589 to -356"),
             (copied_blocks, "copies of all blocks"),
             (
                 attention_with(("largest - new_largest)", "new_largest - largest)")),
@@ -533,7 +544,7 @@ EXERCISES: dict[str, Exercise] = {
             ),
             (
                 attention_with(("-math.inf", "0.0")),
-                "right for small scores, but for scores from -2,086",
+                "right for small scores, but it begins with m = 0; m begins at −∞",
             ),
             (scaled_in_place, "wrote to k_pool"),
         ],

@@ -487,7 +487,7 @@ def test_what_was_saved_shows_by_itself_on_the_next_day(
     """And it is live as long as its kernel is, also in a page that is loaded anew."""
     file, name = folder / "saved.ipynb", "saved.ipynb"
     page = open_notebook(windows, address, name)
-    scenes, stills = page.locator("svg.te-scene"), page.locator("img.te-day")
+    scenes, stills = page.locator("svg.te-scene"), page.locator("img.te-turns")
     expect(scenes).to_have_count(1)
     expect(stills).to_have_count(0)
     expect(page.get_by_role("radio").first).to_be_enabled()
@@ -496,7 +496,7 @@ def test_what_was_saved_shows_by_itself_on_the_next_day(
 
     assert "widget-view" in file.read_text(encoding="utf-8")  # as every notebook saved so far
     page = open_notebook(windows, address, name)
-    scenes, stills = page.locator("svg.te-scene"), page.locator("img.te-day")
+    scenes, stills = page.locator("svg.te-scene"), page.locator("img.te-turns")
     outputs = page.locator(".jp-OutputArea-output.jupyter-widgets")
     expect(outputs).to_have_count(2)  # JupyterLab has given both up
     expect(stills).to_have_count(1)
@@ -523,14 +523,15 @@ def colours(page: Page, image: Locator) -> Counter[tuple[int, ...]]:
 
 def test_pictures_turn_in_a_dark_theme_but_for_their_magnitudes(ran: Callable[[str], Page]) -> None:
     page = ran("stored.ipynb")
-    plain, day, night = (page.locator(f"img.te-{kind}") for kind in ("turns", "day", "night"))
+    turned, kept = page.locator("img.te-turns"), page.locator("img.te-keep")
+    plain, scores = turned.first, turned.last
     assert plain.get_attribute("alt"), "its caption, which JupyterLab drops"
-    expect(night).to_be_hidden()
-    by_day = colours(page, plain), colours(page, day)
+    expect(kept).to_be_hidden()
+    by_day = colours(page, plain), colours(page, scores)
     assert all(min(most.most_common(1)[0][0]) > 250 for most in by_day), by_day
     page.evaluate("document.body.dataset.jpThemeLight = 'false'")
-    expect(day).to_be_hidden()
-    by_night = colours(page, plain), colours(page, night)
+    expect(kept).to_be_visible()
+    by_night = colours(page, plain), colours(page, scores)
     assert all(max(most.most_common(1)[0][0]) < 30 for most in by_night), by_night
     for seen in (by_day[1], by_night[1]):  # the score 0 is as blue by night as by day
         assert any(r < 9 and abs(g - 34) < 9 and abs(b - 78) < 9 for r, g, b in seen)

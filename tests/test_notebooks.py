@@ -40,7 +40,7 @@ from tutorial_engine.viz.drawing.png import at_night
 
 MAX_LINES, MAX_EXERCISE_LINES, MAX_WORDS = 20, 30, 120
 MAX_FILE, MAX_OUTPUTS = 725_000, 605_000
-LIGHT, MAX_LIGHT_FILE, MAX_CELLS = ("03", "04", "05"), 450_000, 130
+LIGHT, MAX_LIGHT_FILE, MAX_CELLS = ("03", "04", "05"), 480_000, 130
 IGNORE, EXERCISE = "nbval-ignore-output", "exercise"
 ASKS, REVEALS = "predictions.ask(", "predictions.reveal("
 TELLS = re.compile(r"(mine|server|on_cells)\.(?:tell|serve)\(")  # the learner's parts run

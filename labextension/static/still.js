@@ -21,12 +21,14 @@ const PNG = "image/png";
 const HINT = "As it was when this cell ran. Run the cell to use it again.";
 
 // Light becomes dark, and a colour keeps its hue. What shows a magnitude keeps its colour, too: the
-// most is the brightest. A stored picture with magnitudes brings its own for the night.
+// most is the brightest. A stored picture with magnitudes says where they are: there it shows once
+// more, as it is, over the turned one.
 const DARK = '[data-jp-theme-light="false"]';
 const SHADED = ":is(.te-cell, .te-shade)";
 const CSS = `
-  .te-night, ${DARK} .te-day { display: none }
-  ${DARK} .te-night { display: inline }
+  .te-sheet { display: inline-block; position: relative; max-width: 100% }
+  .te-keep { display: none; position: absolute; inset: 0; width: 100%; height: 100% }
+  ${DARK} .te-keep { display: block }
   ${DARK} .te-turns, ${DARK} .jp-OutputArea details img[src^="data:${PNG}"]:not(.te-shaded),
   ${DARK} svg.te-scene:not(:has(${SHADED})),
   ${DARK} svg.te-scene:has(${SHADED}) :is(.te-scene > *, .te-hot > *):not(.te-hot, ${SHADED}) {
@@ -52,16 +54,20 @@ function drawForNight(renderer) {
   const render = renderer.renderModel;
   renderer.renderModel = async function (model) {
     await render.call(this, model);
-    const { alt, night } = model.metadata[PNG] ?? {};
+    const { alt, keep } = model.metadata[PNG] ?? {};
     const image = renderer.node.querySelector("img");
     if (alt === undefined || !image) return;  // not one of ours
     image.alt = alt;
-    image.classList.add(night ? "te-day" : "te-turns");
-    if (!night) return;
-    const dark = image.cloneNode();
-    dark.src = `data:${PNG};base64,${night}`;
-    dark.className = "te-night";
-    image.after(dark);
+    image.classList.add("te-turns");
+    if (!keep) return;
+    const sheet = document.createElement("span"), over = image.cloneNode();
+    sheet.className = "te-sheet";
+    over.className = "te-keep";
+    over.alt = "";
+    over.style.maskImage = over.style.webkitMaskImage = `url(data:${PNG};base64,${keep})`;
+    over.style.maskSize = over.style.webkitMaskSize = "100% 100%";
+    image.replaceWith(sheet);
+    sheet.append(image, over);
   };
 }
 

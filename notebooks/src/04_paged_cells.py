@@ -406,7 +406,7 @@ if predictions.reveal("users", 1 + (gain > 1e-9) - (gain < -1e-9)):
 # Now your functions run the race. `num_blocks` turns the memory into blocks, `allocate` gives them out, and `slots` says
 # where K and V are read.
 
-# %%
+# %% tags=["figure-own-race"]
 from tutorial_engine.trace import Finished
 
 run = server.serve(users, twelve, memory_bytes=pages.storage.num_bytes)
@@ -414,7 +414,7 @@ for name, trace in (("rows", few), ("yours", run.trace)):
     ends = [1000 * event.time for event in trace.events if isinstance(event, Finished)]
     print(f"{name:6}{trace.num_steps} steps: first answer {ends[0]:.0f} ms, last {ends[-1]:.0f} ms")
 own_race = RaceExplorer({"rows": few, "yours": run.trace})
-own_race.set(step=12)
+own_race.set(step=35)
 own_race
 
 # %% [markdown]

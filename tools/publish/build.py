@@ -161,7 +161,7 @@ def _as_html(output: NotebookNode) -> str:
         return f"<pre>{text}</pre>"
     image = data["image/png"].strip()
     look = 'style="max-width: 100%"'
-    if "night" in output.metadata.get("image/png", {}):
+    if "keep" in output.metadata.get("image/png", {}):
         look += ' class="te-shaded"'  # a dark JupyterLab turns the others (labextension/)
     return f'<img src="data:image/png;base64,{image}" alt="{text}" {look}>'
 

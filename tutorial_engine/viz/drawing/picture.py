@@ -11,7 +11,7 @@ from typing import Any
 
 from PIL import Image
 
-from tutorial_engine.viz.drawing.png import SHADED, png_at_night
+from tutorial_engine.viz.drawing.png import SHADED, kept_at_night
 
 PANE = (880, 590)  # pixels of a notebook on a screen of 1280 × 720, beside JupyterLab's file list
 WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"  # what a live widget is displayed by
@@ -29,15 +29,14 @@ class Picture:
         """The PNG, with the caption as text and as alt text.
 
         One that would be taller than a notebook's pane is shown so narrow that it fits. In a dark
-        JupyterLab it is turned (labextension/), unless it shows magnitudes: these keep their
-        colours, so `night` is the same picture with the rest turned.
+        JupyterLab it is turned (labextension/), but for its magnitudes: `keep` says where.
         """
         look: dict[str, Any] = {"alt": self.caption}
         wide, tall = Image.open(io.BytesIO(self.png)).size
         if tall * min(1, PANE[0] / wide) > PANE[1]:
             look["width"] = wide * PANE[1] // tall
         if SHADED.search(self.svg):
-            look["night"] = base64.b64encode(png_at_night(self.svg, wide)).decode()
+            look["keep"] = base64.b64encode(kept_at_night(self.svg, (wide, tall))).decode()
         data = {"image/png": base64.b64encode(self.png).decode(), "text/plain": self.caption}
         return data, {"image/png": look}
 

@@ -8,7 +8,7 @@ import io
 import re
 
 import resvg_py
-from PIL import Image
+from PIL import Image, ImageChops, ImageFilter
 
 from tutorial_engine.viz.drawing.letters import FONT, font_file
 
@@ -21,6 +21,10 @@ TAG = re.compile('(<g id="te-shade.*?</g>\\s*</g>|<[^>]*>)', re.DOTALL)
 
 def png_of(svg: str, zoom: float = 1.4) -> bytes:
     """An SVG as PNG bytes, with the font that ships with matplotlib."""
+    return small_png(_rendered(svg, zoom))
+
+
+def _rendered(svg: str, zoom: float) -> bytes:
     png = resvg_py.svg_to_bytes(
         svg_string=svg,
         zoom=zoom,
@@ -29,7 +33,7 @@ def png_of(svg: str, zoom: float = 1.4) -> bytes:
         font_family=FONT,
         sans_serif_family=FONT,
     )
-    return small_png(bytes(png))
+    return bytes(png)
 
 
 def small_png(png: bytes) -> bytes:
@@ -64,5 +68,25 @@ def at_night(svg: str) -> str:
 
 def png_at_night(svg: str, width: int) -> bytes:
     """The picture for a dark page as PNG, so many pixels wide."""
+    return small_png(_wide(at_night(svg), width))
+
+
+def kept_at_night(svg: str, size: tuple[int, int]) -> bytes:
+    """Where a picture keeps its colours on a dark page: a PNG of this size, else transparent."""
+    by_day, by_night = (
+        Image.open(io.BytesIO(_wide(each, size[0]))).convert("RGB") for each in (svg, at_night(svg))
+    )
+    red, green, blue = ImageChops.difference(by_day, by_night).split()
+    changed = ImageChops.lighter(ImageChops.lighter(red, green), blue)
+    kept = changed.point(lambda change: 255 * (change == 0))
+    for alone in (ImageFilter.MinFilter(3), ImageFilter.MaxFilter(3)):  # the grey edge of a letter
+        kept = kept.filter(alone)
+    out = io.BytesIO()
+    kept = kept.resize(size).convert("1", dither=Image.Dither.NONE).convert("P")
+    kept.save(out, format="PNG", optimize=True, bits=1, transparency=0)
+    return out.getvalue()
+
+
+def _wide(svg: str, width: int) -> bytes:
     in_pixels = re.sub(r'(<svg[^>]* width="[\d.]+)pt(" height="[\d.]+)pt"', r'\1\2"', svg)
-    return png_of(at_night(in_pixels), zoom=width / float(WIDTH.findall(in_pixels)[0]))
+    return _rendered(in_pixels, zoom=width / float(WIDTH.findall(in_pixels)[0]))
