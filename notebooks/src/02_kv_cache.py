@@ -1223,14 +1223,14 @@ roofline_picture(bandwidth, peak, points) if answered else None
 # on FLOPs. It has to read all weights, and eight sequences read them once, too. Decode of one sequence is *memory-bound*. A long
 # prefill is *compute-bound*: many tokens share each weight that is read.
 #
-# The next cell puts the least time (your exercise 7) beside the measured one. For one sequence it is the time to read the weights.
-# The larger its part of the measured time, the more the sequence waited for memory. (Other programs on your machine make this
-# part smaller. Then run both cells again.)
-
-# %% [markdown]
 # So servers decode many sequences at once. Eight new tokens of one sequence are as cheap, and *speculative decoding*
 # uses this: a fast program proposes tokens, and one forward of the model checks them. (The roof is a best case, so the
 # points stay below it.)
+
+# %% [markdown]
+# The next cell puts the least time (your exercise 7) beside the measured one. For one sequence it is the time to read the weights.
+# The larger its part of the measured time, the more the sequence waited for memory. (Other programs on your machine make this
+# part smaller. Then run both cells again.)
 
 # %% tags=["nbval-ignore-output"]
 from tutorial_engine.lab import weight_bytes
