@@ -1096,8 +1096,8 @@ for vowel in "aeiou":
     print(f"R{vowel}…o: predicted in its own story {copied} of 8, brought from there {same} of 8")
 
 # %% [markdown]
-# With a, e, i and o the model copies the name, and the heads bring its piece. With u it does not copy, in its own story
-# either: the made-up names of its training have no syllable `ru`, which may be the reason. But what it predicts there the
+# With a, e, i and o the model copies the name, and the heads bring its piece. With u it does not copy the name, not even in its
+# own story: the made-up names of its training have no syllable `ru`, which may be the reason. But what it predicts there the
 # heads bring, too: “om” for Rulo, “is” for Rubo, and `a` for the other six, which test nothing.
 
 # %% [markdown]

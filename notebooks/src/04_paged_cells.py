@@ -822,7 +822,7 @@ print(trade_table(block_size_trade()))  # bookkeeping and gathering are measured
 
 # %% [markdown]
 # From blocks of 1 to blocks of 16 most of the bookkeeping goes away, and only about 2 % of the slots are wasted.
-# Larger blocks save little more, and waste much more. From blocks of 2 on, gathering hardly depends on the size. Does
+# Larger blocks save little more, and waste much more. From blocks of 4 on, gathering hardly depends on the size. Does
 # reading in place depend on it? This is the decode step of section 6 with other block sizes.
 
 # %% tags=["nbval-ignore-output"]
@@ -867,7 +867,7 @@ dials
 # default. These runs were recorded with 32, so `server` has such blocks, too.
 
 # %% [markdown]
-# Now `server` serves the same requests (`r0` to `r3` in the output). Its memory has as many bytes as vLLM's blocks together, without
+# Now `server` serves the same requests (16 in two runs; `r0` to `r3` run in the step that is shown). Its memory has as many bytes as vLLM's blocks together, without
 # block 0, which vLLM gives to nobody. Your `num_blocks` turns these bytes into blocks. Your `allocate` is asked for each new
 # token, and must give the same slot as the engine's own block manager.
 #

@@ -174,8 +174,8 @@ LOW = (
 
 
 BY_EXP = (
-    "  Where all scores of a query are far below 0, yours divides 0 by 0; above 88 exp is inf in\n"
-    "  float32. `softmax` first takes the largest score of a row off, which changes no share."
+    "  Where all allowed scores of a query are far lower than 0, or than a forbidden one, yours\n"
+    "  divides 0 by 0. `softmax` first takes the largest allowed score off: no share changes."
 )
 
 
