@@ -162,7 +162,7 @@ qkv_picture(model, tokenizer, ids, token=labels.index("·Anna"))
 # `head_dim`. In shapes, T, H and H_kv are the numbers of tokens, query heads and K/V heads (key and value heads).
 #
 # If the check finds your function right, it becomes a part of the model. If not, it says what is wrong. It has a function
-# with each usual mistake, and tells you when one of them gives the same answers as yours. To read the story that a wrong one
+# with each usual mistake, and tells you when one of them gives the same answers as yours. (After *code:* stands a piece of a right answer.) To read the story that a wrong one
 # gives, run `mine.hear(PROMPT, project=project)`.
 #
 # <details><summary>Hint</summary>A matrix is stored as [out, in]: what has to be done with it before <code>@</code>?
@@ -413,7 +413,7 @@ reach_picture(pieces[: last + 1], looks, window=8) if answered else None
 # The sentences of this story are still well formed. But the names are lost. Look at the picture: `·day` stands just before
 # the first name of the new sentence. To write the R of Rado there, `·day` must see the first `·R` *directly*, and that
 # takes a window of 20. For Mimo, `·and` must see `·Mi`: a window of 15. With a smaller window the name could come in
-# several steps, from layer to layer, but this model does not use them. (Raba and Ralo begin with R by chance: they
+# several steps, from layer to layer, but in this model it does not come that way. (Raba and Ralo begin with R by chance: they
 # come with other names in the prompt, too.) Try it:
 
 # %%
@@ -1096,9 +1096,9 @@ for vowel in "aeiou":
     print(f"R{vowel}…o: predicted in its own story {copied} of 8, brought from there {same} of 8")
 
 # %% [markdown]
-# With a, e, i and o the model copies the name, and the heads bring its piece. With u it does not copy the name, not even in its
-# own story: the made-up names of its training have no syllable `ru`, which may be the reason. But what it predicts there the
-# heads bring, too: “om” for Rulo, “is” for Rubo, and `a` for the other six, which test nothing.
+# With a, e, i and o the model copies the name, and the heads bring its piece. With u the model does not copy the name even in
+# its own story. The made-up names of its training have no syllable `ru`; this may be the reason. It predicts another piece
+# there, and the heads bring that piece, too: “om” for Rulo, “is” for Rubo. (For the other six it is `a`, which tests nothing.)
 
 # %% [markdown]
 # ### Copying in its purest form

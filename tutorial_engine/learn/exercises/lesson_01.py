@@ -190,7 +190,7 @@ def _by_zero(function: Callable[..., Tensor], *case: Tensor) -> bool:
 
 def _may_be_nan(function: Callable[..., Tensor], q: Tensor, *case: Tensor) -> Any:
     """An answer; for LOW a softmax by exp may divide 0 by 0: no mistake."""
-    if torch.equal(q, LOW[0]) and _by_zero(function, q, *case):
+    if torch.equal(q, LOW[0]) and _by_zero(function, *deepcopy((q, *case))):
         return LOW[2][:1]
     return function(q, *case)
 
