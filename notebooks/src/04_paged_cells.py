@@ -188,7 +188,7 @@ run = server.serve(PROMPTS, params, memory_bytes=200_000)
 print("the pool has", run.trace.settings["num_blocks"], "blocks")
 
 # %% [markdown]
-# When vLLM starts, it prints two lines, `KV cache size: … tokens` and `Maximum concurrency for … tokens per request: …x`.
+# When vLLM starts, it prints a line with two numbers: `KV cache size: … tokens, Maximum concurrency for … tokens per request: …x`.
 #
 # - *Concurrency*: the blocks of the pool, divided by the blocks of one request of the greatest allowed length.
 # - *Size*: this concurrency times that length. Here the length is a multiple of the block size, so the size is the number of

@@ -15,7 +15,7 @@
 #
 # - *step*: one forward for several requests; the *plan* of a step says which requests run, and how many tokens of each
 # - *budget*: the most tokens that a step runs
-# - *block*: a place for the K and V of 32 tokens here; all blocks are the *pool*; a request has a *block table*
+# - *block*: a place for the K and V of 32 tokens here, *open* as long as it is not full; *ref*: how many requests hold it; all blocks are the *pool*; a request has a *block table*
 # - *prefill*: the tokens of a prompt run; *decode*: the newest token of a request runs
 # - *hash*: a number under which a full block is found; a *hit* is a block that is found
 # - to *admit* a request: it begins to run, or runs again; to *preempt* it: its blocks are taken away, and it waits
@@ -70,7 +70,7 @@ places(dict(zip(("upper run", "lower run"), both_runs, strict=True)), "Which run
 #
 # What you import from `tutorial_engine` has the names of vLLM. This program works with both engines. (`TINY` is the
 # folder of the small model. With `enforce_eager` vLLM does not compile the model, which would take long. On a CPU vLLM
-# 0.32 takes, for models like ours, blocks of 32 tokens or of a multiple of 32, by default of 128.)
+# 0.32 takes, for models like ours, blocks of 32, 64, 96, ... tokens. Its default is 128. We take 32.)
 
 
 # %%
@@ -91,10 +91,12 @@ for prompt, text in texts.items():
     print(f"{prompt!r} -> {text!r}")
 
 # %% [markdown]
-# The run of the *first picture* had these prompts, as A, B and C. It had smaller limits and one more request, `L`, which has a long prompt. The limits change
-# the steps. Here they do not change the tokens. (On a GPU, with numbers of 16 bits, the same sum may be rounded differently in another
-# batch. In a *near tie*, where two tokens are almost equally likely, the other one may be chosen.) `recorded_run` gave this run as a *trace*: the list of events from which the pictures
-# of these notebooks are drawn.
+# `recorded_run` gave the run of the *first picture* as a *trace*: the list of events from which the pictures of these
+# notebooks are drawn. It had these prompts, as A, B and C, smaller limits, and one more request, `L`, which has a long
+# prompt. The limits change the steps. Here they do not change the tokens.
+#
+# (On a GPU, with numbers of 16 bits, the same sum may be rounded differently in another batch. In a *near tie*, where two
+# tokens are almost equally likely, the other one may be chosen.)
 
 # %%
 from tutorial_engine.trace.events import Added, TokenSampled
@@ -202,10 +204,11 @@ print("the upper run is", "vLLM's" if runs[0] is theirs else "ours")
 # The two pictures are the same. In each step both engines run the same requests, with as many tokens and in the same
 # blocks, and they preempt the same one: this engine follows vLLM's rules. Its tests compare it with 41 recorded runs of
 # vLLM 0.32.0. In all 3,884 steps the plans are equal, and so are the blocks. (In some runs vLLM had served other requests
-# before, and numbers its blocks differently. The tests compare them up to this renaming.)
+# before, and numbers its blocks differently. There each block of vLLM must always be the same block of ours.)
 
 # %% [markdown]
-# These runs use one kind of layer, and no LoRA, no speculative decoding and no connector (section 7 says what these are).
+# These runs use one kind of layer, and no LoRA (small changes of the weights), no guessed tokens and no blocks from
+# another machine (section 7).
 # One feature that changes plans and is on by default on a GPU was off, as always on a CPU: *asynchronous scheduling*. With
 # it, the next step is planned before the tokens of the last one are known.
 
@@ -215,8 +218,8 @@ print("the upper run is", "vLLM's" if runs[0] is theirs else "ours")
 # **Objective:** explain a preemption, a hit, and the order of the free blocks.
 #
 # To *preempt* a request means: its blocks are taken away, and it waits. A *hit* is a block that a request finds in the pool.
-# The request does not run its tokens again. Each full block has a *hash*: a number, made of its tokens and of the hash of
-# the block before it, so of all tokens before it, too. A block is found by its hash. The pictures write it as
+# The request does not run its tokens again. Each full block has a *hash*: a number made of its tokens and of the hash of
+# the block before it. So it depends on all tokens before it, too. A block is found by its hash. The pictures write it as
 # "hash ← hash of the block before", or "← root" where there is none before.
 
 # %% [markdown]
@@ -277,7 +280,7 @@ block_view(theirs, 13) if chosen else None
 # %% [markdown]
 # In step 23 first `r0` ends and gives back its blocks 0 and 4. Then `r1` ends and gives back 1 and 3. Blocks 0, 1 and 2
 # can be found. Free blocks stand in a queue, and the first one is taken next. Think of your `free` in notebook 05: which blocks go to the
-# front of the queue, and whose come first?
+# front of the queue? And of two requests that end in one step, whose come first?
 
 # %%
 predictions.ask(
@@ -320,8 +323,10 @@ queue_picture(vllm_run, [13, 19])
 # front, because no request can find them. Blocks with a hash go to the end, so that they can be found for as long as
 # possible. In both parts the last block of a table goes first: the first one is the most useful, because every search begins
 # there. A block that several tables have comes back with the last of them.</p>
-# <p>A block without a hash cannot be found, so among these the order changes no hit. vLLM has another reason for it: see
-# section 6.</p></details>
+# <p>Each request that ends puts its open block before all others at the front, and its full blocks behind all others at the end. So of several requests,
+# the open block of the last one is taken first (2, 1, 0), and the full blocks of the first one are lost first. For hits
+# only the second matters: a block without a hash cannot be found. Why vLLM takes the newest of these first, section 6
+# says.</p></details>
 #
 # How many tokens would be found with another rule? In `ToTheEnd` all free blocks go to the end of the queue, those without a hash as well. With
 # `Pages` our engine uses this pool:
@@ -379,8 +384,8 @@ queue_picture(rules["vLLM"], [14]) if predictions.made("lost") else print("Choos
 # <details><summary>What these pictures show</summary>With <code>ToTheEnd</code> the queue is 2, 3, 4, 1, 0# after step 2, and 0#, 2, 3,
 # 4, 1 after step 14: block 0 is the next one. In vLLM it is 1, 2, 3, 4, 0# after step 14: block 0 is the last one.</details>
 #
-# In vLLM each short request takes block 1: `A` left it first, then each short request. It has no hash, so it goes to the
-# front each time. With `ToTheEnd` each takes the block that has been free for the longest time. After step 14 this is block 0, which `A` left. So `s5` writes over it, and all 40
+# In vLLM each short request takes block 1. First `A` gave it back, and then each short request gives it back again. It has no
+# hash, so it goes to the front each time. With `ToTheEnd` each takes the block that has been free for the longest time. After step 14 this is block 0, which `A` left. So `s5` writes over it, and all 40
 # tokens of the prompt are run again. With vLLM's rule only 8 are.
 #
 # Does the comparison of section 2 see a wrong rule? The next cell runs the requests of section 2 again, with `ToTheEnd`:
@@ -412,9 +417,9 @@ for name, run in {"vLLM": theirs, "ToTheEnd": other}.items():
 
 # %% [markdown]
 # `ToTheEnd` was once vLLM's own rule. [Pull request 42656](https://github.com/vllm-project/vllm/pull/42656), opened in May 2026, changed
-# it, because blocks that no request can find pushed out blocks that can be found. In an example of its description two long prompts come
-# in turn. Before, no block was found when a prompt came again. Now blocks of both are found. In another one, on a GPU, the
-# half-filled blocks of many requests had pushed everything out of a cache of more than 2,000 blocks. You wrote the new rule in notebook 05.
+# it, because blocks that no request can find pushed out blocks that can be found. In an example of its description two long prompts
+# alternate. Before, no block was found when a prompt came again. Now blocks of both are found. In another one, on a GPU, the
+# partly filled blocks of many requests had pushed everything out of a cache of more than 2,000 blocks. You wrote the new rule in notebook 05.
 
 # %% [markdown]
 # Here is a good place for a pause. If you begin here after a restart, first run all cells above (menu Run, "Run All Above
@@ -450,7 +455,7 @@ predictions.ask(
 # All requests come at once and in this order, and pool and budget are large enough. A prompt finds the full blocks
 # that it shares with the beginning of any earlier prompt, also with one of the same step. At least one token must be left to run.
 #
-# <details><summary>Hint</summary>For each prompt, go through all earlier prompts. Try the ends 32, 64, 96, ... of blocks:
+# <details><summary>Hint</summary>For each prompt, go through all earlier prompts. Try the ends of blocks (32, 64, 96, ... for blocks of 32):
 # are the first <code>end</code> tokens of both prompts equal? Keep the largest such end. It must be smaller than the
 # length of the prompt.</details>
 
@@ -486,7 +491,7 @@ if predictions.reveal("hits", ", ".join(str(found) for *_, found in admitted)):
 
 # %% [markdown]
 # The second request shares 68 tokens, but only two full blocks: 64. The hash of a prompt's block is computed when the
-# request comes. The block can be found by it as soon as its tokens are planned, while the rest of the step is still being
+# request comes. As soon as its tokens are planned, the block can be found, while the rest of the step is still being
 # planned. So the second request finds blocks that are
 # not written yet, in the step that writes them. This is right, because in each layer the keys and values of all tokens
 # are written before any token reads them.
@@ -522,7 +527,7 @@ queue_picture(burst, [11])
 #
 # Section 2 of notebook 04 showed two numbers of vLLM's log: how many tokens fit, and how many of the longest
 # requests can run at once. The next cell prints lines that were copied from the log: vLLM 0.32.0 wrote them with our small model, 1 GiB, blocks of 32, and
-# `max_model_len` of 300 and of 320. (On a GPU the line begins with "GPU KV cache size".) It also prints the bytes of one token, as in notebook 02.
+# `max_model_len` of 300 and of 320. (On a GPU the line begins with "GPU KV cache size".) It also prints the bytes of K and V of one token, as in notebook 02.
 
 # %%
 from tutorial_engine.cache import KVCacheSpec
@@ -534,10 +539,12 @@ print(KVCacheSpec.from_model(model.config, torch.float32).bytes_per_token, "byte
 # %% [markdown]
 # ### Exercise 2: where do these numbers come from? (10 minutes)
 #
-# Find the rule for both numbers. `num_bytes` is the memory for keys and values, here 1 GiB. It is divided into blocks. A rest that is too small for a block is not used. The
-# log counts all blocks. One is the *null block*, which vLLM never gives to a request (section 7). A request of 300 tokens
-# takes 10 blocks, 320 slots. In the first number it stands for 300 tokens, not for 320. The first number is
-# whole: it is rounded down. Do not round the second one.
+# Find the rule for both numbers. `num_bytes` is the memory for keys and values, here 1 GiB.
+#
+# - It is divided into blocks. A rest that is too small for a block is not used.
+# - All blocks count, also the *null block*, which vLLM never gives to a request (section 7).
+# - A request of 300 tokens takes 10 blocks, 320 slots. But in the first number it counts as 300 tokens.
+# - The first number is rounded down. The second one is not rounded.
 #
 # <details><summary>Hint</summary>Begin with the second number: how many blocks are there, and how many does the longest
 # request take? The first number follows from it.</details>
@@ -615,36 +622,43 @@ Places()
 #
 # **Objective:** know what changes when a program moves to vLLM, and what is missing here.
 #
-# - **Greedy.** Without a `temperature` this engine takes the likeliest token. vLLM's `SamplingParams` have 1.0. Without
-#   any, vLLM takes what the model's file `generation_config.json` says.
+# - **Greedy.** Without a `temperature` this engine takes the likeliest token. vLLM's `SamplingParams` have 1.0. If
+#   `generate` gets no `SamplingParams` at all, vLLM takes the values in the model's file `generation_config.json`.
 # - **`dtype`.** By default ours is float32; vLLM's is that of the model's files, but 16 bits where they name float32.
-# - **Hashes.** vLLM's hash also depends on what else changes K and V: an image, or a LoRA (a small change of the
-#   weights). A request may have a *salt* of its own, a secret that keeps users apart. Ours has one salt for a pool.
+# - **Hashes.** vLLM's hash also depends on what else changes K and V: an image, or a LoRA. A request
+#   may have a *salt* of its own, a secret that keeps users apart. Ours has one salt for a pool.
 
 # %% [markdown]
 # - **Asynchronous scheduling.** On a GPU vLLM by default plans the next step before the last one has its tokens. So the GPU
-#   does not wait for Python, as long as a plan takes less time than a forward. The tokens are the same, except in near ties (section 1). The steps may differ: vLLM may
-#   plan one more step for a request that ends by an end token, and one or more for a stop string, which another process finds. An end by
-#   `max_tokens` is known before, so the request gets no further step. But it keeps its place and its blocks until its last token has arrived, so a
-#   waiting request may come one plan later than here.
+#   does not wait for Python, as long as a plan takes less time than a forward. To plan a step, vLLM must know *how many* tokens
+#   each request runs. It need not know *which* token was chosen: this token is on the GPU already, and the next step reads
+#   it there.
 
 # %% [markdown]
-# This is read from vLLM's code. No run with it is recorded here. Our engine plans one step after the other, so that you can look between them.
-
-# %% [markdown]
-# To plan a step, vLLM must know *how many* tokens each request runs. It need not know *which* token was chosen: this token is
-# on the GPU already, and the next step reads it there. One thing vLLM cannot know before: whether the new token ends
-# the request (an end token, or a stop string). Speculative tokens, below, are a second one. What follows from the tokens comes later, too: places and
-# blocks become free, and a block of the answer gets its hash, when its tokens arrive.
-
-# %% [markdown]
-# The picture has a plan of 3 ms and a forward of 7 ms (chosen, not measured). In the lower half plan 3 is
-# ready before the tokens of step 2 are known. (Only one plan is ahead at a time.) So a request whose end token comes in step 2 is still in plan 3.
+# The picture has a plan of 3 ms and a forward of 7 ms (chosen, not measured). In the lower half plan 3 is ready before the
+# tokens of step 2 are known. (Only one plan is ahead at a time.) So a request whose end token comes in step 2 is still in
+# plan 3.
 
 # %% tags=["figure-overlap"]
 from tutorial_engine.viz import overlap_picture
 
 overlap_picture(plan=3, forward=7, steps=4)
+
+# %% [markdown]
+# The tokens are the same, except in near ties (section 1). The steps may differ. It depends on how a request ends:
+#
+# | it ends by | vLLM knows it | steps too many |
+# |---|---|---|
+# | `max_tokens` | before | none |
+# | an end token | when the token has arrived | up to one |
+# | a stop string | later still: another process makes the text, and looks for it | one or more (also without asynchronous scheduling) |
+#
+# In each case the request keeps its place and its blocks until its last token has arrived. So a waiting request may come
+# one plan later than here.
+
+# %% [markdown]
+# This is read from vLLM's code. No run with it is recorded here. Our engine plans one step after the other, so that
+# you can look between them.
 
 # %% [markdown]
 # - **The null block.** vLLM never gives its block 0 to a request. A table may point to it where nothing is stored, for
