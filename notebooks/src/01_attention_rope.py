@@ -1196,7 +1196,9 @@ for back in (0, 1, 2):
 least = min(hits({1: pair}) for pair in itertools.combinations((0, 1, 2, 4), 2))
 alone = [hits({0: (head,)}) for head in range(6)]
 print(f"hits left of {right}, without:")
-print(f"  L1 H3 and H5: {hits({1: (3, 5)})}; the worst two of the other four heads of layer 1: {least}")
+print(
+    f"  L1 H3 and H5: {hits({1: (3, 5)})}; the worst two of the other four heads of layer 1: {least}"
+)
 print(f"  L0 H4: {alone.pop(4)}; the worst one of the others in layer 0: {min(alone)}")
 
 # %% [markdown]

@@ -1241,7 +1241,10 @@ for name, work in cases.items() if answered else ():
     kv_bytes = work.num_bytes(four_layers) - 4 * num_weights
     asked = num_weights, work.num_seqs * work.new, kv_bytes, peak, bandwidth
     least = least_time(*asked)
-    print(f"{name:20} took {took[name]:.2g} s; the least is {100 * least / took[name]:.0f} % of it", end="; ")
+    print(
+        f"{name:20} took {took[name]:.2g} s; the least is {100 * least / took[name]:.0f} % of it",
+        end="; ",
+    )
     yours(least_seconds, least, *asked)
 
 # %% [markdown]
