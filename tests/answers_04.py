@@ -450,7 +450,7 @@ EXERCISES: dict[str, Exercise] = {
     ),
     "free": Exercise(
         learn.check_free,
-        [RIGHT["free"], free_by_emptying],
+        [RIGHT["free"], free_by_emptying, lambda *given: RIGHT["free"](*given) or given[2]],
         {**FREE_SLIPS, **FREE},
         [
             (

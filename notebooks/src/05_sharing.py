@@ -132,7 +132,8 @@ block_view(sharing_two.trace.trace(), step=1, labels=labels) if chosen else None
 # Only full blocks have a hash, so the rest of the common beginning is computed twice.
 #
 # The blocks of an answer are cached like those of a prompt: A's block 5 holds its first new token, and has a hash. So
-# when a user of a chat asks again, the prompt begins with the whole conversation so far, if the client sends it back token for token: its full blocks are found, if they are still there.
+# in a chat the next prompt begins with the conversation so far. If the client sends it back token for token, its full blocks
+# are found, as long as they are still there.
 
 # %% [markdown]
 # At least one token must run, because without a forward there are no logits to choose the next token from. So if all
@@ -190,7 +191,7 @@ print("tokens found in the prefix cache:", found_by(run))
 # its own.
 
 # %% [markdown]
-# SGLang has the same idea without blocks. It keeps texts in a *radix tree* until they are evicted: a branch holds tokens,
+# SGLang has the same idea without blocks. It keeps texts in a *radix tree* until their memory is needed: a branch holds tokens,
 # and a new request walks down as far as its tokens agree. So it also finds the tokens that fill no block (by default its pages
 # have one token). C is a third text:
 
@@ -218,7 +219,7 @@ box("radix")
 #
 # <details><summary>What if two requests compute the same block?</summary>(For example, a prompt of 12 tokens comes twice. Its
 # third block runs again, because one token must run.) Both get the same hash. The first one is found; when
-# it is evicted, the second one is found.</details>
+# it gets other content, the second one is found.</details>
 #
 # <details><summary>What if a user asks for two answers to one prompt (<code>n=2</code>)?</summary>vLLM runs two requests, and
 # the second one finds the full blocks of the prompt. Our engine <i>forks</i> the request: both hold the same blocks, the open
@@ -236,8 +237,10 @@ box("fork")
 # queue. The block at its front is taken next, and what it held is gone: it is *evicted* from the
 # prefix cache. A freed block with a hash goes to the end, so of these the *least recently used* one is evicted first
 # (*LRU*).
-#
-# Below, A had a prompt of 12 tokens and held the blocks 0, 1 and 2 of 7. It has ended, and they go to the end of the queue.
+
+# %% [markdown]
+# Below, A had a prompt of 12 tokens, asked for one new token (which never ran), and held the blocks 0, 1 and 2 of 7. It has
+# ended, and they go to the end of the queue.
 # In which order?
 
 
@@ -274,8 +277,8 @@ queue_picture(pool_of_7.trace.trace(), [1])
 
 # %% [markdown]
 # The *tail* of A, block 2, goes to B and is evicted. Blocks 0 and 1 stay in the queue with their hashes, so C finds them.
-# The engine takes them out of the queue, although they are not at its front. (A found block keeps its content. The function `take`
-# of exercise 3 is only for blocks that get new content.)
+# The engine takes a found block out of the queue, wherever it stands there. (Here both stand at the front. A found block keeps
+# its content. The function `take` of exercise 3 is only for blocks that get new content.)
 # If block 0 had gone first, C would have found nothing, because the search starts at the first block and stops at the
 # first miss.
 
@@ -357,7 +360,7 @@ leak_picture(story) if chosen else None
 # another block than `O ne day Tom`, so their hashes differ.
 
 # %% [markdown]
-# This is a *stale* read: what is read is old, and no longer valid. Such bugs happen. One was reported in July 2026 for
+# This is a *stale* hash: it is old, and the block no longer holds its text. Such bugs happen. One was reported in July 2026 for
 # vLLM 0.25.1. A streaming session (a request whose prompt comes in parts) could replace tokens of a block that had its
 # hash already. The hash stayed. A later request with the old tokens could find the block, and read K and V of the new
 # ones ([issue 49449](https://github.com/vllm-project/vllm/issues/49449)).
@@ -412,8 +415,14 @@ run = server.serve([anna, tom, anna], SamplingParams(max_tokens=28), **one_by_on
 # - blocks are freed head first: block 0 of a table before the others.
 
 # %% [markdown]
-# The tests are: each request alone in a fresh pool; several together, in chunks (some begin like another, one with another's *second* block); three answers (*samples*) to one prompt; and
-# one after the other in a small pool. After each step `check_integrity` compares tables, counts, free queue and hashes.
+# The tests are:
+#
+# - *alone*: each request in a fresh pool;
+# - *together*: several at once, in chunks; some begin like another, and one begins with another's *second* block;
+# - *samples*: three answers to one prompt;
+# - *small pool*: one after the other in a small pool.
+#
+# After each step `check_integrity` compares tables, counts, free queue and hashes.
 # It never looks at tokens, K or V.
 
 # %%
@@ -432,15 +441,18 @@ if predictions.reveal("zoo", {0: "none of them", 2: "two", 5: "all five"}[wrong_
     print(stress_table(rows))
 
 # %% [markdown]
-# The first four columns are the four tests, each with its number of right answers. `found` counts the prompt tokens that were hits in
+# The first four columns are the tests, each with its number of right answers. `found` counts the prompt tokens that were hits in
 # the last test. Fewer than in “no bug” means wasted work, more hits mean that wrong blocks were found. `integrity` is
 # the first error of `check_integrity`.
 
 # %% [markdown]
 # No bug shows when a request is alone in a fresh pool: it finds no block, shares none, and takes none that was used
 # before. Two show in the test with several together. “Found too early” needs another
-# request at the same time. “A hash of own tokens only” does not: there, one prompt begins with the second block of another, and it would be wrong one
-# after the other, too. One bug shows only with samples, and one
+# request at the same time. “A hash of own tokens only” does not need this: it shows where one prompt begins with the second block of another, and only
+# the test *together* has such a prompt. (Sent one after the other, these two would go wrong as well.)
+
+# %% [markdown]
+# One bug shows only with samples, and one
 # only in the small pool, where blocks are used a second time. If blocks are freed head first, only `found` shows it. So
 # testing requests alone is not enough: a cache needs the three other tests, and the count of hits.
 
@@ -519,11 +531,11 @@ check_causes(causes() or {}, runs)
 # <details><summary>A case of <code>SHORT</code> that surprises users of vLLM</summary>
 #
 # *Hybrid models* have state-space layers beside those with attention. Such a layer keeps one state of fixed size, in place
-# of K and V. From the state after a whole text nobody gets the state after its half, so a hit is possible only where a state was
-# saved. In vLLM 0.32 these are by default two places: the last end of a block in a prompt, and the last end of a block in a beginning that a
-# later request was seen to share. So the second request with this beginning may miss, and the third can find it. (Until August
-# 2026 a state stayed for each chunk of a prompt: pull request [52216](https://github.com/vllm-project/vllm/pull/52216).) vLLM gives a block of K and V at least as many bytes as this state, which is some
-# hundred to several thousand tokens. A common beginning shorter than a block finds nothing, and a longer one finds nothing
+# of K and V. The state after a whole text does not tell the state after half of it, so a hit is possible only where a state was
+# saved. In vLLM 0.32 a state is saved by default in two places: where the last full block of a prompt ends, and where the last
+# full block of a shared beginning ends, after a later request has shown that it is shared. So the second request with this beginning may miss, and the third can find it. (Until August
+# 2026 a state stayed for each chunk of a prompt: pull request [52216](https://github.com/vllm-project/vllm/pull/52216).) vLLM gives a block of K and V at least as many bytes as this state, so such
+# a block has some hundred to several thousand tokens. A common beginning shorter than a block finds nothing, and a longer one finds nothing
 # if no state was saved inside it (vLLM issues [45238](https://github.com/vllm-project/vllm/issues/45238),
 # [40696](https://github.com/vllm-project/vllm/issues/40696) and
 # [53749](https://github.com/vllm-project/vllm/issues/53749)). Since July 2026 `--prefix-match-unit` lets a hit end inside a
@@ -713,7 +725,7 @@ timelines(rules, title="The same requests under two rules of admission") if chos
 # %% [markdown]
 # The second rule is no invention: vLLM used it until 2026. The author of
 # [pull request 37307](https://github.com/vllm-project/vllm/pull/37307), which added the first rule, saw in one bad case that
-# throughput fell from about 100 to 1.5 tokens a second on each GPU. (In this test the prefix cache was off, as in the runs above.)
+# throughput fell from about 100 to 1.5 tokens a second on each GPU. (The command in its test plan has the prefix cache off, as the runs above.)
 #
 # E's first chunk takes 64 of the 100 blocks, so 36 are left. The users fill all 36 in step 24, and need 39 in
 # step 26. So E comes in the steps 0, 2, … 24, and each time gives way one step later: 13 times. In step 32 it comes again
@@ -886,7 +898,7 @@ server.beside_vllm(show_step=41) if chosen else None
 # ## What you can do now
 #
 # You can say what is shared, evicted and computed again, and when. You find out why a prefix is not found, and which
-# test sees a stale block. This is an inference engine, and large parts of it are yours. In the last notebook,
+# test sees a stale hash. This is an inference engine, and large parts of it are yours. In the last notebook,
 # [06](06_real_model.ipynb), it runs a real language model, and you find the place in the cache through which a fact
 # passes. The appendix `A1_two_ranks` runs one model on two processes. In `A3_vllm` you see what vLLM decided for the
 # same requests, and find its functions.

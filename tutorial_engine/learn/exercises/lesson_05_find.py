@@ -90,7 +90,7 @@ FIND_SLIPS: Slips = slips_of(
     return found → return found[::-1]
         gives the right blocks, the last one first; the block of the first tokens comes first
     if last not in cached → if not cached.get(last)
-        takes block 0 for a miss; block 0 is a block like all others ▸ last not in cached
+        takes block 0 for a miss; block 0 is a block like all others ▸ if key not in cached
     return found → return len(found)
         gives how many blocks there are; the blocks themselves are asked for
     return found → return block_size * len(found)
