@@ -1,6 +1,7 @@
 """Every number of the README is that of the engine, or of the file that it links."""
 
 import re
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from tutorial_engine.engine.scheduler import Scheduler
 from tutorial_engine.lab.beside_vllm import read_runs, recorded_decisions
 from tutorial_engine.model.checkpoint import load_tokenizer
 from tutorial_engine.model.decoder import CausalLM
+from tutorial_engine.sampling.params import SamplingParams
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -64,6 +66,12 @@ def test_speed_is_that_of_the_linked_pages() -> None:
     assert {tuple(map(float, one)) for one in same} == {tuple(said(r"\[(\d+) of (\d+) tokens\]"))}
     chats = re.findall(r"chats with SmolLM2-135M-Instruct say the same, .* (\d+) tokens", page)
     assert said(r"\[all (\d+) tokens\]") == list(map(float, chats))
+
+
+def test_the_page_on_vllm_names_every_field_of_sampling_params() -> None:
+    page = (ROOT / "docs" / "vllm.md").read_text(encoding="utf-8")
+    (row,) = re.findall(r"^\| `SamplingParams` takes \|(.*)$", page, re.M)
+    assert re.findall(r"`(\w+)`", row) == [field.name for field in fields(SamplingParams) if field.init]
 
 
 def test_the_mistake_that_it_shows_is_told_so(model: CausalLM) -> None:
