@@ -29,7 +29,7 @@ def matters_picture(falls: Tensor, labels: Sequence[str], goal: str) -> Picture:
     """How far P(goal) falls when V of a slot in a layer is taken away: falls [layers, slots]."""
     layers, slots = falls.shape
     wide = min(46.0, 860.0 / slots)
-    sheet = Sheet(max(SIDE + wide * slots + MARGIN, 460.0), 74.0 + 34 * layers)
+    sheet = Sheet(max(SIDE + wide * slots + MARGIN, 500.0), 74.0 + 34 * layers)
     ends = (0.0, max(1.0, float(falls.max())))
     sheet.note("title", MARGIN, 20, f"how far P({goal}) falls without V of a slot in a layer", 13)
     right = sheet.width - MARGIN
