@@ -15,8 +15,7 @@ from tokenizers import Tokenizer, models
 from traces import SVG, check_phone, check_words
 
 from tutorial_engine.viz import words
-from tutorial_engine.viz.drawing import flow
-from tutorial_engine.viz.drawing import scene as scene_module
+from tutorial_engine.viz.drawing import flow, png
 from tutorial_engine.viz.drawing.letters import text_width, wrapped
 from tutorial_engine.viz.drawing.parts import Sheet
 from tutorial_engine.viz.drawing.scene import HATCHED, Scene
@@ -184,7 +183,7 @@ def test_words_in_the_png_come_from_the_bundled_font(monkeypatch: pytest.MonkeyP
         return Image.open(io.BytesIO(scene.png())).convert("RGB").tobytes()
 
     assert pixels(drawn("words")) != pixels(drawn(""))
-    monkeypatch.setattr(scene_module, "_font_files", lambda: [])
+    monkeypatch.setattr(png, "font_file", lambda bold: Path(__file__))  # no font
     assert pixels(drawn("words")) == pixels(drawn("")), "no system font steps in"
 
 
