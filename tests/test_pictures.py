@@ -3,7 +3,7 @@
 `picture_hashes.json` holds, for each view, a short hash of what is drawn and its caption. Where the
 drawing changes on purpose, LOOK AT THE NEW PICTURE FIRST (the failed test says where it lies), then
 
-    RENEW_PICTURES=1 python -m pytest tests/test_pictures.py -k drawn_as_it_was
+    RENEW_PICTURES=1 python -m pytest tests/test_pictures.py -k "drawn_as_it_was and NAME"
 
 and read the captions in the difference. Plots are hashed by their words. Of views that show numbers
 of a model all digits and colours are left out: the last bit differs from machine to machine.

@@ -43,6 +43,7 @@ WORDY = 22.0  # pixels of a slot that has room for a word
 KEPT, TOUCH = "free, still findable", "block touched in this step"  # in the key
 TOUCHED, DASHES = "#eceff1", {"stroke_dasharray": "3 3"}
 ZOOM = 1.0  # of a PNG
+LONG = 142  # characters of what happened: the caption does not say so much again
 WITH_KV = ("cached", "written")  # kinds of a slot; all others are reserved
 # what can happen to a block, by how much it matters
 EVENTS = ("evicted", "copy", "copied", "left", "found", "shared", "taken", "cached")
@@ -605,5 +606,6 @@ def block_view(
     if num_drawn is not None and (simple or not used < num_drawn <= run.num_blocks):
         raise ValueError(f"block {used} of {run.num_blocks} is in use, got num_drawn={num_drawn}")
     view = SimpleBlockView(run, [step]) if simple else BlockView(run, [step], num_drawn)
-    shown = run.caption(step, is_told=len(view.facts[step]) > 1)  # above the picture, in lines
+    is_told = sum(map(len, view.facts[step])) > LONG  # above the picture
+    shown = run.caption(step, is_told)
     return view.scene(step).picture(run.caption(step), ZOOM, shown)
