@@ -255,7 +255,7 @@ def test_opened_but_not_run_shows_pictures_and_folded_answers(
     stored = [o.data for cell in cells for o in cell.get("outputs", []) if "data" in o]
     answers = [data["text/html"] for data in stored if "text/html" in data]
     images = sum("image/png" in data for data in stored) + sum(a.count("<img") for a in answers)
-    pictures = page.locator(".jp-OutputArea-output img")
+    pictures = page.locator(".jp-OutputArea-output img:not(.te-keep)")
     expect(pictures).to_have_count(images)
     widths = pictures.evaluate_all("all => all.map(i => i.naturalWidth)")
     assert len(widths) >= 12 and all(width > 300 for width in widths)
