@@ -295,7 +295,7 @@ def test_on_a_projector_an_explorer_is_seen_whole(ran: Callable[[str], Page]) ->
     page.set_viewport_size({"width": 1280, "height": 720})
     room = page.locator(".jp-NotebookPanel-notebook").evaluate("(one) => one.clientHeight")
     views = page.locator(".te-together")
-    expect(views).to_have_count(len(MAKE))
+    expect(views).to_have_count(len(MAKE) + 1)  # the race is shown with the learner's engine, too
     for view in views.all():
         height, shown, whole = view.evaluate(
             """(one) => {
