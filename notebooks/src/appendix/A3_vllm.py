@@ -653,11 +653,11 @@ overlap_picture(plan=3, forward=7, steps=4)
 # | `max_tokens` | before | none |
 # | an end token | when the token has arrived | up to one |
 # | a stop string | later still: another process makes the text, and looks for it | one or more (none where the engine has no process of its own, and plans one step after the other) |
-#
-# In each case the request keeps its place and its blocks until its last token has arrived. So a waiting request may come
-# one plan later than here (with a stop string perhaps more).
 
 # %% [markdown]
+# In each case the request keeps its place and its blocks until its last token has arrived. So a waiting request may come
+# one plan later than here (with a stop string perhaps more).
+#
 # This is read from vLLM's code. No run with it is recorded here. Our engine plans one step after the other, so that
 # you can look between them.
 
