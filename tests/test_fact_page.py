@@ -78,7 +78,7 @@ def test_the_readme_counts_these_numbers() -> None:
     all_of_a_token = LAYERS * HEADS * SAID["head_dim"] * len("kv")
     readme = (players.NOTEBOOKS.parent / "README.md").read_text(encoding="utf-8")
     assert f"exchange {SAID['head_dim']} numbers of France for those of Italy" in readme
-    assert f"million weights) holds {all_of_a_token:,} numbers" in readme
+    assert f"{all_of_a_token:,} numbers for each token (SmolLM2" in readme
     found = answer(SAID["pairs"][0], "v", 1, range(23, 24))
     assert SAID["tokens"][found[0]][1] == "Rome" and "capital of France is Rome" in readme
 
