@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from tutorial_engine.learn.exercises.verdict import Verdict
+from tutorial_engine.learn.exercises.verdict import Verdict, names_in
 from tutorial_engine.learn.parts.holder import PartFailed, Parts, PartsHolder
 
 
@@ -171,3 +171,10 @@ def test_a_wrong_part_is_found_by_the_result_and_an_error_of_the_package_is_nobo
     with pytest.raises(ZeroDivisionError):
         holder.settle(lambda: run() // 0, lambda _: "")
     assert holder.parts.own == {"one": one}
+
+
+def test_names_are_read_in_comprehensions_and_inner_functions_too() -> None:
+    def layer() -> object:
+        return [rope(x) for x in ()], lambda: project  # type: ignore[name-defined]  # noqa: F821
+
+    assert {"rope", "project"} <= {*names_in(layer)} and names_in(len) == []

@@ -305,7 +305,8 @@ class PartsHolder:
             if ran[name]:
                 counted.append(f"{name} ({ran[name]:,} call{'s' * (ran[name] != 1)})")
             elif outer in own:
-                is_called = inspect.isclass(own[outer]) or name in names_in(own[outer])
+                code = getattr(own[outer], "__code__", None)
+                is_called = code is None or name in names_in(code)
                 counted.append(f"{name} ({'inside' if is_called else 'replaced by'} {outer})")
         package = [name for name in self.names if ran[name] and name not in own]
         line = f"yours: {', '.join(counted) or 'none yet'}"
