@@ -52,7 +52,7 @@ def _rows_of(value: object) -> list[str]:
     """A value in a line, or a small matrix as a table; of a large tensor its shape."""
     if isinstance(value, Tensor):
         if value.dim() == 2 and 0 < value.shape[0] <= ROWS and 0 < value.shape[1] <= COLUMNS:
-            cells = [[_number(x) for x in row] for row in value.tolist()]
+            cells = [[number_text(x) for x in row] for row in value.tolist()]
             wide = max(len(cell) for row in cells for cell in row)
             return [" ".join(f"{cell:>{wide}}" for cell in row) for row in cells]
         if value.dim() != 2 and value.numel() <= COLUMNS:
@@ -79,7 +79,7 @@ def _line(value: object) -> str:
 def _written(value: object) -> str:
     """As Python writes it, but for floats, which have four digits, and short tensors and hashes."""
     if isinstance(value, bool | float):
-        return _number(value)
+        return number_text(value)
     if isinstance(value, bytes):  # a hash
         return value.hex()[:6]
     if isinstance(value, list):
@@ -100,11 +100,12 @@ def shown(value: object) -> str:
     return f"a {kind}: put list(...) around it" if isinstance(value, Iterator) else repr(value)
 
 
-def _number(value: object) -> str:
+def number_text(value: object, digits: int = 4) -> str:
+    """A number as it is written: a float that is whole in full, others with so many digits."""
     if not isinstance(value, float):
         return str(value)
     whole = value.is_integer() and abs(value) < 1e9
-    return str(int(value)) if whole else f"{value:.4g}"  # no -0
+    return str(int(value)) if whole else f"{value:.{digits}g}"  # no -0
 
 
 def plain(value: Any) -> Any:

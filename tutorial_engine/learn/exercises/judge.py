@@ -119,7 +119,7 @@ def judge(
         given = deepcopy(case)
         answer = call(asked, *given)
         if asked is function:
-            must_answer(name, answer, body, _given(arguments_of(case)))
+            must_answer(name, answer, body, lambda: _given(arguments_of(case)))
         for place, why in keeps.items():
             if not alike(given[place], case[place]):
                 raise CannotBe(why)

@@ -161,11 +161,15 @@ def _open_ones_called_by(function: object) -> list[str]:
     return [name for name in names_in(function) if is_open(known.get(name))]
 
 
-def must_answer(name: str, value: object, function: object, given: str = "") -> None:
-    """Ends the check of a function that returned nothing (`given` this): not done, or forgotten."""
+def must_answer(name: str, value: object, function: object, given: Callable[[], str] = str) -> None:
+    """Ends the check of a function that returned nothing: not done, or forgotten.
+
+    `given()` is the input in words, asked for only then; "" where it takes more than a line.
+    """
     if value is None or value is Ellipsis:
         why = "does every way through it end with a `return`?"
-        forgotten = Verdict(False, f"{name} returns None{given and f' for {given}'}: {why}")
+        asked = f" for {what}" if (what := given()) else ""
+        forgotten = Verdict(False, f"{name} returns None{asked}: {why}")
         raise Told(still_a_gap(name) if has_gap(function) else forgotten)
 
 

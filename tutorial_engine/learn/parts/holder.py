@@ -22,6 +22,7 @@ from tutorial_engine.learn.exercises.facts import (
     AsIs,
     alike,
     first_difference,
+    number_text,
     plain,
     told,
 )
@@ -323,7 +324,7 @@ def yours(function: Callable[..., Any], package: Any, *args: Any) -> Any:
     """
     name = function.__name__
     if is_open(function):
-        print(f"the package's {name}: {_shown(package)}")
+        print(f"the package's {name}: {number_text(package, 2)}")
         return package
     try:
         answer = function(*args)
@@ -335,13 +336,7 @@ def yours(function: Callable[..., Any], package: Any, *args: Any) -> Any:
     if right:
         if is_list:
             answer = package  # the same numbers, and whole ones where 3.0 was answered
-        print(f"✔ your {name}: {_shown(answer)}")
+        print(f"✔ your {name}: {number_text(answer, 2)}")
         return answer
-    print(f"✘ your {name} gives {_shown(answer, digits=6)}; the package's: {_shown(package)}")
+    print(f"✘ your {name} gives {number_text(answer, 6)}; the package's: {number_text(package, 2)}")
     return package
-
-
-def _shown(answer: Any, digits: int = 2) -> str:
-    if isinstance(answer, float) and not answer.is_integer():
-        return f"{answer:.{digits}g}"
-    return str(int(answer) if isinstance(answer, float) else answer)

@@ -162,8 +162,8 @@ class OwnBlocks(BlockManager):
         if not self.parts.is_package("free"):
             counts = {number: block.ref_cnt for number, block in enumerate(self.blocks)}
             given = list(table), counts, list(self.free_queue), self._hashes()
-            returned = {"read": lambda _: None}  # it changes lists; nobody asks what it returns
-            self.parts.shadow("free", *given, changes=(1, 2, 3), **returned)
+            # it changes lists in place: nobody asks what it returns
+            self.parts.shadow("free", *given, changes=(1, 2, 3), read=lambda _: None)
         super()._give_back(table)
 
     def _claim(self) -> tuple[int, bool]:
