@@ -161,8 +161,9 @@ qkv_picture(model, tokenizer, ids, token=labels.index("·Anna"))
 # Multiply all tokens at once, then cut the last axis into heads. Their number follows from the shape of the matrix and
 # `head_dim`. In shapes, T, H and H_kv are the numbers of tokens, query heads and K/V heads (key and value heads).
 #
-# If the check finds your function right, it becomes a part of the model. If not, it says what is wrong. It has a function
-# with each usual mistake, and tells you when one of them gives the same answers as yours. (After *code:* stands a piece of a right answer.) To read the story that a wrong one
+# If the check finds your function right, it becomes a part of the model. If not, it says what is wrong. It knows usual
+# mistakes, and tells you when one of them gives the same answers as yours. From your second wrong answer on, it may show part
+# of a right one (*code:*). To read the story that a wrong one
 # gives, run `mine.hear(PROMPT, project=project)`.
 #
 # <details><summary>Hint</summary>A matrix is stored as [out, in]: what has to be done with it before <code>@</code>?
@@ -1097,7 +1098,7 @@ for vowel in "aeiou":
 
 # %% [markdown]
 # With a, e, i and o the model copies the name, and the heads bring its piece. With u the model does not copy the name even in
-# its own story. The made-up names of its training have no syllable `ru`; this may be the reason. It predicts another piece
+# its own story. The made-up names of its training have no syllable `ru`; this may be the reason. The model predicts another piece
 # there, and the heads bring that piece, too: “om” for Rulo, “is” for Rubo. (For the other six it is `a`, which tests nothing.)
 
 # %% [markdown]

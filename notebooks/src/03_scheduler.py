@@ -876,13 +876,12 @@ for b in (16, 512, 2048, 8192):  # one token of each step is A's
 # %% [markdown]
 # ## 10 · Too many users
 #
-# **Objective:** see what the slowest users feel when more and more of them come.
+# **Objective:** see what the slowest users feel when more of them come.
 #
-# 48 users come at random times (a *Poisson process*): in each millisecond one comes with the same chance, whoever came
-# before. They have the prompts and lengths that you know. At most 8 run at once.
+# 48 users come at random times (a *Poisson process*): in each millisecond one comes with the same chance. They have the prompts and lengths that you know. At most 8 run at once.
 #
-# How many can be served? Count what a user costs when all places are taken. Each wants 11.75 new
-# tokens, so takes part in 11.75 steps. Eight share the 10 ms of a step: 11.75 · 10 ms / 8 = 14.7 ms. Each runs
+# How many users per second can be served? Count what a user costs when all 8 places are taken: it wants 11.75 new
+# tokens, so it takes part in 11.75 steps. Eight share the 10 ms of each: 11.75 · 10 ms / 8 = 14.7 ms. And it runs
 # 6.67 prompt tokens and 10.75 new ones (the last never runs): 17.4 tokens, 1 ms each. All are means:
 
 # %%

@@ -188,7 +188,8 @@ run = server.serve(PROMPTS, params, memory_bytes=200_000)
 print("the pool has", run.trace.settings["num_blocks"], "blocks")
 
 # %% [markdown]
-# When vLLM starts, it prints a line with two numbers: `KV cache size: … tokens, Maximum concurrency for … tokens per request: …x`.
+# When vLLM starts, it prints a line like this: `KV cache size: … tokens, Maximum concurrency for … tokens per request: …x`. (Below we
+# print it as two lines.)
 #
 # - *Concurrency*: the blocks of the pool, divided by the blocks of one request of the greatest allowed length.
 # - *Size*: this concurrency times that length. Here the length is a multiple of the block size, so the size is the number of
@@ -212,7 +213,7 @@ if predictions.reveal("concurrency", f"{small.storage.num_slots / 32:.2f}x"):
     print(pool_log(small, 32))
 
 # %% [markdown]
-# The second number is for the worst case: every request is as long as it may be. Your three requests are shorter, and
+# The concurrency is for the worst case: every request is as long as it may be. Your three requests are shorter, and
 # all three run at once on such a pool.
 
 # %% [markdown]
@@ -867,7 +868,8 @@ dials
 # default. These runs were recorded with 32, so `server` has such blocks, too.
 
 # %% [markdown]
-# Now `server` serves the same requests (16 in two runs; `r0` to `r3` run in the step that is shown). Its memory has as many bytes as vLLM's blocks together, without
+# Now `server` serves the requests of these two runs, 16 in all. (The output below shows one step. In it four requests run,
+# `r0` to `r3`.) The memory of `server` has as many bytes as vLLM's blocks together, without
 # block 0, which vLLM gives to nobody. Your `num_blocks` turns these bytes into blocks. Your `allocate` is asked for each new
 # token, and must give the same slot as the engine's own block manager.
 #

@@ -15,8 +15,8 @@
 #
 # - *step*: one forward for several requests; the *plan* of a step says which requests run, and how many tokens of each
 # - *budget*: the most tokens that a step runs
-# - *ref* of a block: how many requests hold it; *open*: a block that is not full yet
 # - *block*: a place for the K and V of 32 tokens here; all blocks are the *pool*; a request has a *block table*
+# - *open* block: one that is not full yet; *ref* of a block: how many requests hold it
 # - *prefill*: the tokens of a prompt run; *decode*: the newest token of a request runs
 # - *hash*: a number under which a full block is found; a *hit* is a block that is found
 # - to *admit* a request: it begins to run, or runs again; to *preempt* it: its blocks are taken away, and it waits
@@ -652,10 +652,13 @@ overlap_picture(plan=3, forward=7, steps=4)
 # |---|---|---|
 # | `max_tokens` | before | none |
 # | an end token | when the token has arrived | up to one |
-# | a stop string | later still: another process makes the text, and looks for it | one or more (none where the engine has no process of its own, and plans one step after the other) |
+# | a stop string | later still: usually another process makes the text, and looks for it | one or more |
 
 # %% [markdown]
-# In each case the request keeps its place and its blocks until its last token has arrived. So a waiting request may come
+# (One case has none: the same process plans the steps and makes the text, and each plan waits for the tokens of the step
+# before.)
+#
+# In each case the request keeps its place and its blocks until the engine knows that it has ended. So a waiting request may come
 # one plan later than here (with a stop string perhaps more).
 #
 # This is read from vLLM's code. No run with it is recorded here. Our engine plans one step after the other, so that
