@@ -232,6 +232,13 @@ def choose(view: Locator, label: str, option: str) -> None:
     view.get_by_label(label).select_option(option)
 
 
+def wait_until_it_differs(part: Locator, before: str) -> None:
+    """Picture and caption come in messages of their own: one may be old when the other is new."""
+    part.page.wait_for_function(
+        "([one, before]) => one.innerHTML !== before", arg=[part.element_handle(), before]
+    )
+
+
 def hover(view: Locator, item: str, *said: str) -> None:
     """What is said of an item is hidden until the mouse is over it."""
     mark = f'[data-name="{item}"]'
@@ -343,11 +350,12 @@ def attention(ran: Callable[[str], Page]) -> Locator:
 
 
 def test_stepping_and_layers_change_the_attention_picture(attention: Locator) -> None:
-    scene, caption = attention.locator("svg.te-scene"), attention.locator(".te-caption")
-    before = scene.inner_html(), caption.inner_text()
+    picture, caption = attention.locator(".te-picture"), attention.locator(".te-caption")
+    wait_for_kernel(attention)
+    before = picture.inner_html(), caption.inner_text()
     press(attention, "◀")
+    wait_until_it_differs(picture, before[0])
     expect(caption).not_to_have_text(before[1])
-    assert scene.inner_html() != before[0]
     stepped = caption.inner_text()
     fill(attention, "layer", 0)
     expect(caption).to_contain_text("Layer 0")
@@ -371,6 +379,7 @@ def test_a_nasty_prompt_is_shown_literally_and_a_bad_one_refused(attention: Loca
     fill(attention, "prompt", NASTY)
     caption = attention.locator(".te-caption")
     expect(caption).to_contain_text("“<0x80>”")  # the last byte of the emoji
+    expect(attention.locator("svg.te-scene")).to_contain_text("“<0x80>”")
     tips = attention.locator("svg.te-scene .te-tip text").all_text_contents()
     found = dict(re.findall(r"query (\d+) “(.*?)” →", "\n".join(tips)))
     text = "".join(found.values()).replace("·", " ").replace("<0xF0><0x9F><0x98><0x80>", "😀")
