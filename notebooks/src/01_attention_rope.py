@@ -161,10 +161,9 @@ qkv_picture(model, tokenizer, ids, token=labels.index("·Anna"))
 # Multiply all tokens at once, then cut the last axis into heads. Their number follows from the shape of the matrix and
 # `head_dim`. In shapes, T, H and H_kv are the numbers of tokens, query heads and K/V heads (key and value heads).
 #
-# If the check finds your function right, it becomes a part of the model. If not, it says what is wrong. It knows usual
-# mistakes, and tells you when one of them gives the same answers as yours. From your second wrong answer on, it may show part
-# of a right one (*code:*). To read the story that a wrong one
-# gives, run `mine.hear(PROMPT, project=project)`.
+# If the check finds your function right, it becomes a part of the model. If not, it says what is wrong. It knows some usual
+# mistakes, and tells you when one gives the same answers as yours. From your second wrong function on, it may show a piece of a
+# right one, after *code:*. To read the story of a wrong function, run `mine.hear(PROMPT, project=project)`.
 #
 # <details><summary>Hint</summary>A matrix is stored as [out, in]: what has to be done with it before <code>@</code>?
 # The method <code>unflatten(axis, sizes)</code> cuts one axis into several; one of the sizes may be −1, and is
@@ -1072,7 +1071,7 @@ exchanged = {
 patching_picture(tokenizer, STORY, exchanged)
 
 # %% [markdown]
-# With heads 3, 4 and 5 exchanged it predicts a piece of the name on the left; with heads 0, 1 and 2 exchanged it still
+# With heads 3, 4 and 5 exchanged the model predicts a piece of the name on the left; with heads 0, 1 and 2 exchanged it still
 # predicts `a`. So heads 3, 4 and 5 carry this piece. Now come all 40 names of R, a vowel, one of
 # b d f k l m n z, and o (five of them you have seen). Does the model predict the name's piece in its own story? And do the heads
 # bring what it predicts there? Six of the eight names with Ra have the piece `a`, as Rado has, so they test nothing: look at
@@ -1098,8 +1097,8 @@ for vowel in "aeiou":
 
 # %% [markdown]
 # With a, e, i and o the model copies the name, and the heads bring its piece. With u the model does not copy the name even in
-# its own story. The made-up names of its training have no syllable `ru`; this may be the reason. The model predicts another piece
-# there, and the heads bring that piece, too: “om” for Rulo, “is” for Rubo. (For the other six it is `a`, which tests nothing.)
+# its own story. The made-up names of its training have no syllable `ru`; this may be the reason. The model predicts other pieces
+# there, and the heads bring them, too: “om” for Rulo, “is” for Rubo. (For the other six it is `a`, which tests nothing.)
 
 # %% [markdown]
 # ### Copying in its purest form

@@ -876,12 +876,13 @@ for b in (16, 512, 2048, 8192):  # one token of each step is A's
 # %% [markdown]
 # ## 10 · Too many users
 #
-# **Objective:** see what the slowest users feel when more of them come.
+# **Objective:** see what the slowest users feel when more users come.
 #
-# 48 users come at random times (a *Poisson process*): in each millisecond one comes with the same chance. They have the prompts and lengths that you know. At most 8 run at once.
+# 48 users come at random times (a *Poisson process*): the chance that one comes is the same in every millisecond, whoever came
+# before. You know their prompts and lengths. At most 8 run at once.
 #
-# How many users per second can be served? Count what a user costs when all 8 places are taken: it wants 11.75 new
-# tokens, so it takes part in 11.75 steps. Eight share the 10 ms of each: 11.75 · 10 ms / 8 = 14.7 ms. And it runs
+# How many users per second can be served? Count what a user costs when all places are taken: it wants 11.75 new
+# tokens, so it is in 11.75 steps. Eight share the 10 ms of each step: 11.75 · 10 ms / 8 = 14.7 ms. And it runs
 # 6.67 prompt tokens and 10.75 new ones (the last never runs): 17.4 tokens, 1 ms each. All are means:
 
 # %%
@@ -937,10 +938,11 @@ full = 1000 * new / one_user  # tokens of a user / the seconds that the user cos
 throughput_latency(curves, "TTFT p95", "requests per second", full) if chosen else None
 
 # %% [markdown]
-# As long as there is room, throughput follows the users, and the latency hardly changes. Near the number of users that you
-# counted, chance decides: at 24 a second, one of the four draws, the one in the picture, is three times another. Above it there is no fixed p95: it grows
-# while users keep coming, and with twice as many users it is nearly doubled. (At 64 these are 332 and not 366 tokens per second: at the
-# beginning and at the end of so short a run, places are empty. In the run with twice as many users they are 349.)
+# As long as there is room, throughput follows the users, and the latency hardly changes. Near the number of users per
+# second that you counted, chance decides: at 24 a second, one of the four draws, the one in the picture, is three times another. Above it there is no fixed p95: it grows
+# while users keep coming, and with twice as many users it is nearly doubled. (At 64 a second, throughput is 332 tokens
+# per second, below the dotted line at 366: at the beginning and at the end of so short a run, places are empty. In the run
+# with twice as many users it is 349.)
 
 # %% [markdown]
 # More places would help, but the 17.4 tokens of a user cost 17.4 ms in any batch. So no number of places serves more

@@ -214,7 +214,7 @@ if predictions.reveal("concurrency", f"{small.storage.num_slots / 32:.2f}x"):
 
 # %% [markdown]
 # The concurrency is for the worst case: every request is as long as it may be. Your three requests are shorter, and
-# all three run at once on such a pool.
+# all three run at once on 12 blocks (section 4).
 
 # %% [markdown]
 # ## 3 · The block table
@@ -868,8 +868,7 @@ dials
 # default. These runs were recorded with 32, so `server` has such blocks, too.
 
 # %% [markdown]
-# Now `server` serves the requests of these two runs, 16 in all. (The output below shows one step. In it four requests run,
-# `r0` to `r3`.) The memory of `server` has as many bytes as vLLM's blocks together, without
+# Now `server` serves the requests of these two runs, 16 in all. The memory of `server` has as many bytes as vLLM's blocks together, without
 # block 0, which vLLM gives to nobody. Your `num_blocks` turns these bytes into blocks. Your `allocate` is asked for each new
 # token, and must give the same slot as the engine's own block manager.
 #
@@ -880,15 +879,16 @@ dials
 # If your `slots` is wrong, the steps are the same and the answers are not. So the tokens are compared as
 # well. (`block_attention` is not called here: no plan depends on it.)
 #
-# (vLLM's block n is shown as n − 1, because block 0 is left out.)
+# The output shows one step, in which four of the requests run: `r0` to `r3`. (vLLM's block n is shown as n − 1, because block 0
+# is left out.)
 
 # %%
 server.beside_vllm(show_step=1)
 
 # %% [markdown]
 # The last lines are the block tables of both engines. The numbers differ because the free lists were in another order;
-# only the pattern counts. All four requests share their first block, 9 there and 0 here: *finds* counts the tokens
-# that lie there already (notebook 05).
+# only the pattern counts. All four requests share their first block, 9 there and 0 here: *finds* counts the prompt
+# tokens that are in shared blocks already (notebook 05).
 #
 # Here are two mistakes, each in a server of its own.
 

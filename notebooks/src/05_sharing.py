@@ -448,8 +448,8 @@ if predictions.reveal("zoo", {0: "none of them", 2: "two", 5: "all five"}[wrong_
 # %% [markdown]
 # No bug shows when a request is alone in a fresh pool: it finds no block, shares none, and takes none that was used
 # before. Two show in the test with several together. “Found too early” needs another
-# request at the same time. “A hash of own tokens only” does not need this: it shows where one prompt begins with the second block of another, and only
-# the test *together* has such a prompt. (Sent one after the other, the prompt that begins with this block goes wrong, too, if it comes after the other one.)
+# request at the same time. “A hash of own tokens only” does not need this: it shows, for example, where a prompt begins with
+# the second block of an earlier prompt. Only the test *together* has such prompts.
 
 # %% [markdown]
 # One bug shows only with samples, and one

@@ -652,13 +652,14 @@ overlap_picture(plan=3, forward=7, steps=4)
 # |---|---|---|
 # | `max_tokens` | before | none |
 # | an end token | when the token has arrived | up to one |
-# | a stop string | later still: usually another process makes the text, and looks for it | one or more |
+# | a stop string | later still: usually another process turns the tokens into text, and looks for it | one or more |
 
 # %% [markdown]
-# (One case has none: the same process plans the steps and makes the text, and each plan waits for the tokens of the step
-# before.)
+# (A stop string costs no step too many if one process plans the steps and makes the text, and each plan waits for the tokens of
+# the step before.)
 #
-# In each case the request keeps its place and its blocks until the engine knows that it has ended. So a waiting request may come
+# In each case the request keeps its place and its blocks until its last token has arrived; with a stop string, until the engine
+# is told that it has ended. So a waiting request may come
 # one plan later than here (with a stop string perhaps more).
 #
 # This is read from vLLM's code. No run with it is recorded here. Our engine plans one step after the other, so that
@@ -675,7 +676,7 @@ overlap_picture(plan=3, forward=7, steps=4)
 # - **Connectors** (parts that bring keys and values from the computer's memory, or from another machine). We have none.
 # - **Speculative tokens.** For example a small model guesses several tokens, and the large one checks them in one forward. We have none.
 # - **Several samples.** Our samples of one prompt share all blocks, and copy one when they write to it. In vLLM
-#   each sample is a request of its own. It finds the full blocks of the prompt, and runs the rest again.
+#   each sample is a request of its own. It finds the full blocks before the last token of the prompt, and runs the rest again.
 
 # %% [markdown]
 # ## When one machine is not enough
