@@ -470,6 +470,24 @@ def test_hatching_stays_when_other_explorers_are_out_of_view(ran: Callable[[str]
         assert is_striped(page, view), view.inner_text()
 
 
+def colours(page: Page, image: Locator) -> Counter[tuple[int, ...]]:
+    """How often it has each colour on the screen."""
+    image.scroll_into_view_if_needed()
+    png = Image.open(io.BytesIO(image.screenshot())).convert("RGB")
+    return Counter(png.getdata())
+
+
+def test_a_live_picture_turns_in_a_dark_theme(ran: Callable[[str], Page]) -> None:
+    page = ran(EXPLORERS)
+    scene = explorer(page, "Attention explorer").locator("svg.te-scene")
+    assert colours(page, scene).most_common(1)[0][0] == (255, 255, 255)
+    page.evaluate("document.body.dataset.jpThemeLight = 'false'")
+    by_night = colours(page, scene)
+    page.evaluate("document.body.dataset.jpThemeLight = 'true'")
+    assert max(by_night.most_common(1)[0][0]) < 30
+    assert any(r > 200 and g > 180 and b < 90 for r, g, b in by_night), "the most is yellow"
+
+
 @pytest.fixture(scope="module")
 def saved(ran: Callable[[str], Page]) -> Page:
     """The page of all explorers, with saved.ipynb in a tab that hides them: run, and saved."""
@@ -520,14 +538,7 @@ def test_what_was_saved_shows_by_itself_on_the_next_day(
     page.close()
 
 
-# -- a dark theme ---------------------------------------------------------------------------------
-
-
-def colours(page: Page, image: Locator) -> Counter[tuple[int, ...]]:
-    """How often it has each colour on the screen."""
-    image.scroll_into_view_if_needed()
-    png = Image.open(io.BytesIO(image.screenshot())).convert("RGB")
-    return Counter(png.getdata())
+# -- a stored picture in a dark theme ---------------------------------------------------------------
 
 
 def test_pictures_turn_in_a_dark_theme_but_for_their_magnitudes(ran: Callable[[str], Page]) -> None:
@@ -544,17 +555,6 @@ def test_pictures_turn_in_a_dark_theme_but_for_their_magnitudes(ran: Callable[[s
     assert all(max(most.most_common(1)[0][0]) < 30 for most in by_night), by_night
     for seen in (by_day[1], by_night[1]):  # the score 0 is as blue by night as by day
         assert any(r < 9 and abs(g - 34) < 9 and abs(b - 78) < 9 for r, g, b in seen)
-
-
-def test_a_live_picture_turns_in_a_dark_theme(ran: Callable[[str], Page]) -> None:
-    page = ran(EXPLORERS)
-    scene = explorer(page, "Attention explorer").locator("svg.te-scene")
-    assert colours(page, scene).most_common(1)[0][0] == (255, 255, 255)
-    page.evaluate("document.body.dataset.jpThemeLight = 'false'")
-    by_night = colours(page, scene)
-    page.evaluate("document.body.dataset.jpThemeLight = 'true'")
-    assert max(by_night.most_common(1)[0][0]) < 30
-    assert any(r > 200 and g > 180 and b < 90 for r, g, b in by_night), "the most is yellow"
 
 
 # -- a nasty text in every view, and the exported pages --------------------------------------------
