@@ -538,7 +538,7 @@ def test_what_was_saved_shows_by_itself_on_the_next_day(
     page.close()
 
 
-# -- a stored picture in a dark theme ---------------------------------------------------------------
+# -- a stored picture in a dark theme --------------------------------------------------------------
 
 
 def test_pictures_turn_in_a_dark_theme_but_for_their_magnitudes(ran: Callable[[str], Page]) -> None:
