@@ -297,6 +297,15 @@ EXERCISES: dict[str, Exercise] = {
         [
             (policy(typed_patience), "then waited"),
             (
+                policy(
+                    lambda self: min(
+                        self.waiting,
+                        key=lambda one: one.arrival if one in late(self) else one.num_prompt_tokens,
+                    )
+                ),
+                "compares the time at which one request came with the prompt length",
+            ),
+            (
                 policy(lambda self: min(late(self), key=lambda one: one.arrival)),
                 "raised ValueError",
             ),

@@ -388,6 +388,9 @@ FAIR_CASES = (
     ((S, Job("K", 5, 1, 1), Job("L", 9, 1, 2)), 0.02),  # both, and the shorter one came first
     ((S, Job("L", 9, 1, 1), Job("K", 5, 1, 4)), 0.04),  # L alone has
     ((S, Job("L", 9, 1, 3), Job("K", 5, 1, 4)), 0.06),  # nobody, but it is later than 0.06 s
+    ((Job("s", 4, 1), Job("L", 9, 1, 3), Job("K", 5, 1, 3)), 0.5),  # no time at all
+    # L has waited for long, and came at a time, in seconds, that is more than n has tokens
+    ((Job("s", 3, 200), Job("L", 9, 1, 100), Job("n", 1, 1, 190)), 0.5),
     *((CROWD, patience) for patience in PATIENCES),
     (TURNED, PATIENCES[0]),
 )
@@ -524,6 +527,12 @@ FAIR_SLIPS: Mapping[str, Any] = {
         admits the last of those who have waited for so long; the first of them to arrive is next
     super().next_waiting() → min(self.waiting, key=lambda r: (r.num_prompt_tokens, -r.arrival))
         admits who came last of equally short ones; the first to arrive is next
+    min(late, → min(self.waiting,
+    request: request.arrival) → one: one.arrival if one in late else one.num_prompt_tokens)
+        compares the time at which one request came with the prompt length of another; who has
+        waited for so long goes first, whatever the two numbers are
+    self.now() - request.arrival >= → 1000 * (self.now() - request.arrival) >=
+        counts the wait in milliseconds; `self.patience` is in seconds
     self.now() - request.arrival >= → self.now() >=
         goes by arrival as soon as self.now() is `self.patience`; what counts is how long a request
         has waited
