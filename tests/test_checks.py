@@ -164,13 +164,14 @@ def test_a_function_that_calls_one_that_is_open_is_told_so() -> None:
     exec(code, namespace)
     verdict = c1.check_layer(namespace["layer"])
     assert verdict.ok is False
-    assert verdict.message.endswith("it calls project, which is not done yet")
+    told = "which is not done yet; notebooks/solutions has it"
+    assert verdict.message.endswith(f"it calls project, {told}")
     code = (
         "def layer(*_): ...\ndef whole_layer(x, w, angles):\n    return layer(x, w, angles, None)"
     )
     exec(code, namespace)
     verdict = c1.check_whole_layer(namespace["whole_layer"])
-    assert verdict == Verdict(False, "whole_layer: it calls layer, which is not done yet")
+    assert verdict == Verdict(False, f"whole_layer: it calls layer, {told}")
 
 
 def test_an_error_does_not_hide_what_is_still_open() -> None:

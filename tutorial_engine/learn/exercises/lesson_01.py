@@ -1,6 +1,5 @@
 """The checks of notebook 01, and what they know of usual mistakes."""
 
-import dis
 import math
 from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
@@ -15,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 from tutorial_engine.learn.exercises.facts import COLUMNS, AsIs, alike
 from tutorial_engine.learn.exercises.judge import CODE, Slips, judge, read_number, slips_of
-from tutorial_engine.learn.exercises.verdict import CannotBe, Verdict, names_in
+from tutorial_engine.learn.exercises.verdict import CannotBe, Verdict, calls_open, names_in
 from tutorial_engine.learn.parts import model as parts
 from tutorial_engine.learn.parts.holder import number, whole
 from tutorial_engine.learn.parts.model import Attend, LayerWeights, rms_norm
@@ -799,15 +798,12 @@ def _given_to_attend(function: Callable[..., Any], *case: Any) -> AsIs:
 
 def _wrong_below(function: object) -> str:
     """The exercise that a layer calls and that is not right, with what is wrong; "" if none."""
-    code = getattr(function, "__code__", None)
-    steps = dis.get_instructions(code) if code else ()
-    names = [step.argval for step in steps if step.opname == "LOAD_GLOBAL"]
-    known = getattr(function, "__globals__", {})
+    names, known = names_in(function), getattr(function, "__globals__", {})
     for name, check in (("project", check_project), ("rope", check_rope), ("layer", check_layer)):
         if name in names and callable(known.get(name)):
             verdict = check(known[name])
             if verdict.ok is None:
-                return f"it calls {name}, which is not done yet"
+                return calls_open([name])
             if verdict.ok is False:
                 return f"it calls your {name}, which is not ✔ yet:\n{verdict.message}"
     return ""
@@ -994,6 +990,8 @@ SCORE_SLIPS: Slips = slips_of(
     arange(period, → arange(period - 1,
         counts one query too many, the last of the first round; the second round begins at position
         `period`
+    arange(period, → arange(period + 1,
+        leaves out the first query, position `period`; the second round has `period` queries
     2 * period) → 2 * period - 1)
         leaves out the last query, position 2·period − 1; the second round has `period` queries
     shares[queries, keys] → shares[queries].amax(-1)

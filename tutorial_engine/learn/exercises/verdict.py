@@ -10,7 +10,7 @@ import inspect
 import math
 import textwrap
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from types import CodeType
@@ -123,8 +123,7 @@ def guarded(
         message = f"{name} raised {type(error).__name__}: {error}"
         open_ones = _open_ones_called_by(function)
         if open_ones:
-            verb = "is" if len(open_ones) == 1 else "are"
-            message += f"; it calls {' and '.join(open_ones)}, which {verb} not done yet"
+            message += f"; {calls_open(open_ones)}"
         elif has_gap(function):
             return still_a_gap(name, f" (it raised {type(error).__name__}: {error})")
         elif why := _meant(error):
@@ -154,6 +153,13 @@ def names_in(function: object) -> list[str]:
     if not isinstance(code, CodeType):
         return []
     return [*code.co_names, *(name for inner in code.co_consts for name in names_in(inner))]
+
+
+def calls_open(names: Sequence[str]) -> str:
+    """That a function calls exercises that are not done, and how to go on all the same."""
+    verb, them = ("is", "it") if len(names) == 1 else ("are", "them")
+    listed = " and ".join(names)
+    return f"it calls {listed}, which {verb} not done yet; notebooks/solutions has {them}"
 
 
 def _open_ones_called_by(function: object) -> list[str]:
