@@ -14,7 +14,7 @@
 # | sections 8 to 11 | positions, one whole layer, the whole model | 1¾ hours |
 # | sections 12 to 14 | what the heads learned, your model | 1¼ hours, with the bonus 1¾ |
 #
-# A beginner needs 6 to 7 hours, without the bonus (exercise 9).
+# If all this is new to you, plan 6 to 7 hours in all, without the bonus (exercise 9).
 
 # %% [markdown]
 # **How to use it.** Run cell after cell with Shift+Enter. At **Predict**, choose an answer before you run the next
@@ -46,7 +46,7 @@ print(f"{model.num_parameters():,} weights in {c.num_hidden_layers} layers")
 # ### First, what you will be able to show
 #
 # This story stops inside a name, after `R`. The name was Rado. Three small parts near the end of the model, the *heads* 3, 4
-# and 5 of its last layer, look for the name in the text. Now we run the same story with another name, keep what these three heads compute
+# and 5 of its last layer (layer 3: we count from 0), look for the name in the text. Now we run the same story with another name, keep what these three heads compute
 # at the end of the text, and put it into the story of Rado. The model still reads Rado. Which name does it write?
 
 # %% tags=["figure-other-name"]
@@ -589,8 +589,8 @@ clocks_picture(omega, (0, 1, 2, 4, 10, 100, 1000))
 # %% [markdown]
 # **Texts longer than in training** (optional, with the two cells below). The slow pairs do not complete a turn in
 # a training text. In a longer text they come to angles that the model has not seen. Llama 3.1 slows these pairs down (*RoPE
-# scaling*), and was trained further on [long texts](https://arxiv.org/abs/2407.21783). Its context
-# grew 16 times, from 8,192 tokens to 131,072.
+# scaling*), and was trained further on [long texts](https://arxiv.org/abs/2407.21783). Its context, the
+# longest text that it can read, grew 16 times, from 8,192 tokens to 131,072.
 #
 # <details><summary>How are they slowed down?</summary>Four numbers in its <code>config.json</code> say how:
 # <code>factor</code> 8, <code>low_freq_factor</code> 1, <code>high_freq_factor</code> 4 and
@@ -668,8 +668,8 @@ show_source(apply_rope)
 # ### Only the distance counts
 #
 # For the same q and k, only the difference m − n of the two positions counts in a score. Here is the proof for one
-# pair. R_m is the matrix that turns the pair by the angle of position *m*. In a dot product it can move to the other
-# side if it is transposed. The transpose R_mᵀ turns back by the same angle. So R_mᵀ R_n is one turn, by the angle of n
+# pair. R_m is the matrix that turns the pair by the angle of position *m*. In a dot product a matrix can move to the other
+# vector if it is transposed. The transpose R_mᵀ turns back by the same angle. So R_mᵀ R_n is one turn, by the angle of n
 # − m:
 #
 # (R_m q) · (R_n k) = q · (R_mᵀ R_n k) = q · (R_(n−m) k)
@@ -952,7 +952,7 @@ if predictions.reveal("jukebox", min(takes, key=lambda take: take.last).part):
 
 # %% [markdown]
 # With this prompt, five stories show that something is wrong. In A the model sees only the last token. B's softmax is too
-# sharp. D mixes up the pieces of a name. E adds keys where values belong. In F a token reads the mean of all values up to
+# sharp. D mixes up the pieces of a name. E mixes keys where values belong. In F a token reads the mean of all values up to
 # its own.
 
 # %% [markdown]
@@ -1072,10 +1072,11 @@ patching_picture(tokenizer, STORY, exchanged)
 
 # %% [markdown]
 # With heads 3, 4 and 5 exchanged the model predicts a piece of the name on the left; with heads 0, 1 and 2 exchanged it still
-# predicts `a`. So heads 3, 4 and 5 carry this piece. Now come all 40 names of R, a vowel, one of
-# b d f k l m n z, and o (five of them you have seen). Does the model predict the name's piece in its own story? And do the heads
-# bring what it predicts there? Six of the eight names with Ra have the piece `a`, as Rado has, so they test nothing: look at
-# the other rows.
+# predicts `a`. So heads 3, 4 and 5 carry this piece.
+#
+# Four names are few. Now we take all 40 of R, a vowel, one of b d f k l m n z, and o. We ask two questions for each name. Does the
+# model predict its piece in its own story? And do the heads, put into the story of Rado, bring what it predicts there? (In the row
+# Ra, six of the eight names have the piece `a`, as Rado has. They test nothing.)
 
 
 # %%
@@ -1104,7 +1105,8 @@ for vowel in "aeiou":
 # ### Copying in its purest form
 #
 # Take 16 random tokens and say them twice. In the second round only copying can help. The *hits* are the tokens of the
-# second round that the model predicts. We leave out its first token: nothing before it says that the second round begins.
+# second round that the model predicts. We do not count the first
+# token of the second round: nothing before it says that this round begins.
 
 # %%
 import random
@@ -1122,7 +1124,7 @@ def predicted(heads):
 
 
 # %%
-full = predicted({})[:, 1:]  # without the first of each round
+full = predicted({})[:, 1:]  # without the first token of the second round
 
 
 def hits(heads):
@@ -1143,7 +1145,7 @@ print(f"{right} of {total} tokens in {len(noise)} such texts are predicted")
 # Which heads copy like this? The *induction score* of a head is the mean attention weight that the queries of the second round
 # give to the right place: the token *after* the earlier place of the same token. (In x y z x y z the second x, at position 3, should
 # look at position 1: the y after the first x.) `shares` holds the attention weights of
-# one head for `period` tokens that are said twice; row = query, column = key.
+# one head for `period` tokens that are said twice; row = query, column = key. All `period` queries of the second round count, also the first one.
 #
 # <details><summary>Hint</summary>At which positions do the queries of the second round stand? Where did the same token
 # stand, and where the token after it? With two tensors of positions, <code>shares[queries, keys]</code> picks one
@@ -1271,7 +1273,8 @@ if predictions.reveal("cost", sum(tokens_run)):
     print(f"{repeated} of these {sum(tokens_run)} runs of a token repeat an earlier one")
 
 # %% [markdown]
-# Almost all of this repeats work. A token sees only itself and earlier tokens, so nothing that comes later can change
+# The first run took the 10 tokens of the prompt, the next one 11, the last one 33: together 516. Almost all of this repeats
+# work. A token sees only itself and earlier tokens, so nothing that comes later can change
 # what was computed for it:
 
 # %%

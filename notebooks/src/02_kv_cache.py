@@ -99,7 +99,8 @@ if chosen:
 work_picture(without, with_cache, flops_without, flops_with) if chosen else None
 
 # %% [markdown]
-# The last new token never runs, because nobody asks what follows it.
+# The last new token never runs, because nobody asks what follows it. FLOPs are saved a little less than tokens: each of the
+# 24 forwards computes the logits of one token, with or without a cache.
 
 # %% [markdown]
 # ## 2 · Why old keys may stay
@@ -343,12 +344,12 @@ from itertools import permutations
 NAMES = ["Namo Nedo Naro Nila", "Lina Lila Lomo Leno", "Sana Sona Samo Silo", "Mona Mira Milo Maro"]
 
 
-def name_after(own, donor, slots, which="KV"):
+def name_after(own, donor, slots, which="KV", layers=(3,)):
     """The name that comes again in the text about `own`, with these slots of the donor's text."""
-    text, other = (
-        f"{name} had an old coat. Tima was a friend of {own[0]}" for name in (own, donor)
-    )
-    memory = mine.transplant(mine.memory(text), mine.memory(other), 3, slots, which)
+    text, other = (f"{who} had an old coat. Tima was a friend of {own[0]}" for who in (own, donor))
+    memory, donors = mine.memory(text), mine.memory(other)
+    for layer in layers:
+        memory = mine.transplant(memory, donors, layer, slots, which)
     return own[0] + mine.go_on(memory, text, 2).removeprefix(text)
 
 
@@ -387,8 +388,11 @@ if predictions.reveal("transplant", {1: 0, 2: 1, 3: 2, 0: 3}[changed]):
 # 01). These three share K/V head 1.
 # The keys of `am` and of `ed` both say, among other things: I come after an N. So the query finds both about equally
 # well. The key of slot 2 says after which letters it comes: after `N am`, or after `N ed`. These differ from name to name,
-# so there the key matters, too. With K or V alone of both slots, some stories get a third name: they are missing
-# in the last two lines.
+# so there the key matters, too.
+
+# %% [markdown]
+# In three of the four lines the two numbers do not add up to 48: the other stories get a third name. With V of
+# slot 1 alone it is often the old ending again, as above. With both slots the key of slot 2 is the cause.
 
 # %% [markdown]
 # Here is the attention weight that the second N gives to slot 1: with the slot's own key, with Nedo's, with those of two
@@ -433,14 +437,12 @@ in_0 = 0 if "Nedo" in stories_of[0] else 1 if "Namo" in stories_of[0][len(NAMO) 
 if predictions.reveal("layer", in_0):
     for layer, text in enumerate(stories_of):
         print(f"layer {layer}:", text)
-    changed = mine.memory(NAMO)
-    for layer in (0, 1, 2):
-        changed = mine.transplant(changed, mine.memory(NEDO), layer, [1], "KV")
-    print("0, 1, 2:", mine.go_on(changed, NAMO))
+    same = sum(name_after(*pair, [1, 2], layers=(0, 1, 2)) == pair[0] for pair in PAIRS)
+    print(f"layers 0 to 2, slots [1, 2]: its own name in {same} of {len(PAIRS)} stories")
 
 # %% [markdown]
 # K and V of layer 3 were computed from the output of layers 0 to 2, when the text ran. When we edit layers 0 to 2, they
-# have already passed the name on to layer 3, and the new tokens look it up there: even all three together change nothing.
+# have already passed the name on to layer 3, and the new tokens look it up there: even all three together change no name.
 # In [notebook 06](06_real_model.ipynb) you do the same to a real language model, and it names
 # Rome as the capital of France.
 #
@@ -950,10 +952,10 @@ for i, (out, params) in enumerate(zip(together, three, strict=True)):
 # bytes per token = 2 · layers · K/V heads · head_dim · bytes per number
 
 # %% [markdown]
-# Words of the calculator below:
+# Words below:
 #
 # - *context*: all tokens of a request;
-# - *bandwidth*: how many bytes a second the memory can deliver (TB/s: 10¹²);
+# - *bandwidth*: how many bytes a second the memory can deliver (GB/s: 10⁹; TB/s: 10¹²);
 # - *peak*: how many FLOPs a second the processor can compute (TFLOP/s: 10¹²);
 # - *limited by memory*: moving the bytes takes longer than the FLOPs; *by arithmetic*: the FLOPs take longer;
 # - *bfloat16* (bf16): 2 bytes a number; fp32 has 4;
@@ -1027,7 +1029,7 @@ def between_ends(x, bits):
 
 # %% [markdown]
 # We run the first half of 8 stories, store the memory in fewer bits, and go on. (The last token and the new ones stay
-# in fp32.)
+# in fp32.) We compare the logits of the next token, and then 16 new tokens.
 
 # %%
 from itertools import islice
@@ -1076,8 +1078,8 @@ for name, (size, store) in stores.items():
 # <details><summary>What does it bring on a GPU?</summary>
 #
 # The sure gain is room: in [one measurement](https://github.com/vllm-project/vllm/issues/42058) with fp8 (8 bits a number; vLLM 0.26, an
-# A100) twice as many tokens fit. Prefill was slower: an A100 cannot compute in fp8, so the numbers must be turned back first.
-# Decode was up to about 5 % faster. That run had no CUDA graphs (recorded lists of operations that start at once), so it
+# A100) twice as many tokens fit. Prefill was 2 to 5 % slower, probably because an A100 cannot compute in fp8: the numbers must be turned back first. Decode was up to about
+# 5 % faster. That run had no CUDA graphs (recorded lists of operations that start at once), so it
 # probably waited for the CPU. Another user there, on other GPUs, saw more.
 #
 # </details>
@@ -1188,7 +1190,7 @@ for name, work in cases.items():
 # Drawn over the FLOPs per byte, the limit looks like a *roof*
 # ([Williams et al., 2009](https://doi.org/10.1145/1498765.1498785)). The slope is the memory's bandwidth, and
 # the flat part is the peak of the arithmetic. They meet at the *ridge*. Left of the ridge the memory
-# decides, right of it the arithmetic. `against_the_roof` measures both: it reads a large tensor, and
+# decides, right of it the arithmetic. (The caption names a limit only for points above three quarters of the roof.) `against_the_roof` measures both: it reads a large tensor, and
 # multiplies two large matrices.
 
 # %%

@@ -271,13 +271,11 @@ explorer.set(step=1)
 explorer
 
 # %% [markdown]
-# **Try it.** Set *budget* to 16. *policy* has four ways to batch (section 7). How many steps does
-# each take?
+# **Try it.** Set *budget* to 16. *policy* has four ways to batch (section 7). How many steps does each take? (They begin with 0.)
 #
-# <details><summary>Answer</summary>One by one 26 (0 to 25), static batching 18, prefill first 17, one rule 14.</details>
+# <details><summary>Answer</summary>One by one 26, static batching 18, prefill first 17, one rule 14.</details>
 #
-# The fifth, **mine**, runs your last rule. Break exercise 2 in two ways. After each change run its cell,
-# its check, and the explorer's cell, and choose *mine*:
+# The fifth, **mine**, runs your last rule. Break exercise 2 in two ways, each time run its cells and the explorer's, and choose *mine*:
 #
 # 1. Let each request run all that it has left. What happens in step 0?
 # 2. Put that limit back, and let those who wait go first. Who *stalls* (has a place, but runs no token in a step), and when?
@@ -287,7 +285,8 @@ explorer
 # <details><summary>Answer</summary>Without the budget, step 0 runs 17 tokens where 8 are allowed (10, if your
 # loop stops when no budget is left). With those who wait in front, C stalls in step 8, and D in step 10.</details>
 #
-# *show* has “the steps, the cache and all tokens”: hatched slots of a row are reserved and empty.
+# With “the steps, the cache and all tokens” under *show* you see the rows of the cache. Hatched slots are reserved for a
+# request, and empty.
 
 # %% [markdown]
 # ## 4 · The batch that the model sees
@@ -789,9 +788,9 @@ itl_over_time({"whole prompt": whole, "chunks": chunked}, "A") if chosen else No
 # %% [markdown]
 # This is **chunked prefill**: the prompt is spread over several steps that decode as well. *Why does a
 # smaller token budget make the inter-token latency better?* A decoding request gets a token in every step, as long as the
-# budget is at least the number of decoding requests. Those who run are asked first. A request with a half-read prompt is
-# always the last of them (as long as `cap` is not set): it takes all of the budget that is left, so nobody is admitted behind it. So all who decode are
-# asked before it. Their gap is the length of one step, and no step runs more tokens than the budget.
+# budget is at least the number of decoding requests. Those who run are asked first, in the
+# order in which they got their places. A half-read prompt takes all of the budget that is left, so nobody gets a place behind it: it is always
+# the last. So all who decode are asked before it. (This holds as long as `cap` is not set.) Their gap is the length of one step, and no step runs more tokens than the budget.
 
 # %% [markdown]
 # ### Exercise 4: choose the budget (3 minutes)
@@ -879,11 +878,11 @@ for b in (16, 512, 2048, 8192):  # one token of each step is A's
 # **Objective:** see what the slowest users feel when more users come.
 #
 # 48 users come at random times (a *Poisson process*): the chance that one comes is the same in every millisecond, whoever came
-# before. You know their prompts and lengths. At most 8 run at once.
+# before. They have the `prompts` and `lengths` of section 1, in turn. At most 8 run at once.
 #
-# How many users per second can be served? Count what a user costs when all places are taken: it wants 11.75 new
-# tokens, so it is in 11.75 steps. Eight share the 10 ms of each step: 11.75 · 10 ms / 8 = 14.7 ms. And it runs
-# 6.67 prompt tokens and 10.75 new ones (the last never runs): 17.4 tokens, 1 ms each. All are means:
+# How many users per second can be served? If all places are taken, a user is in 11.75 steps, one for
+# each new token. Eight share the 10 ms of each: 11.75 · 10 ms / 8 = 14.7 ms. And it runs
+# 6.67 prompt tokens and 10.75 new ones (the last never runs): 17.4 ms. These are means:
 
 # %%
 prompt, new = 6.67, sum(lengths) / len(lengths)  # tokens of a user, on average
@@ -939,7 +938,8 @@ throughput_latency(curves, "TTFT p95", "requests per second", full) if chosen el
 
 # %% [markdown]
 # As long as there is room, throughput follows the users, and the latency hardly changes. Near the number of users per
-# second that you counted, chance decides: at 24 a second, one of the four draws, the one in the picture, is three times another. Above it there is no fixed p95: it grows
+# second that you counted, chance decides. The last line draws the times of arrival four times, at 24 a second: one draw, that of the picture, is
+# three times another. Above it there is no fixed p95: it grows
 # while users keep coming, and with twice as many users it is nearly doubled. (At 64 a second, throughput is 332 tokens
 # per second, below the dotted line at 366: at the beginning and at the end of so short a run, places are empty. In the run
 # with twice as many users it is 349.)
@@ -1130,9 +1130,9 @@ for name, end in zip(tried, ends, strict=True):
     measure(name, engine)
 found = sorted({before_l(name) for name in tried if all(kept(name))})
 if chosen := predictions.reveal("patience", " or ".join(map(str, found)) or 3):
-    less = 13 * (mean_of(first) - mean_of(last)) / 12  # of the sum, for each short one
-    told = f"L {later:.0f} ms later, the sum {less:.0f} and the mean {less / 13:.1f} ms smaller"
-    print(f"one before L: {told}. Four take {ends[4]} ms, five {ends[5]} ms, six {ends[6]} ms")
+    less = (mean_of(first) - mean_of(last)) / 12  # of the mean wait, for each short one
+    print(f"each short one before L: L {later:.0f} ms later, the mean {less:.1f} ms less")
+    print(f"four take {ends[4]} ms, five {ends[5]} ms, six {ends[6]} ms")
     tell(*tried[3:9])
 worst, means = [max(ttfts[name].values()) for name in tried], [mean_of(name) for name in tried]
 both, promised = {"longest wait": worst, "mean": means}, {"longest wait": 600, "mean": 300}
@@ -1152,9 +1152,12 @@ sweep(ends, {"TTFT": both}, axis, "ms", at_most=promised, steps=True) if chosen 
 # **Objective:** know what a test of a scheduler has to look at.
 #
 # Four bugs are planted into the engine, one after the other. Here are their changes: the line with - is right, and the
-# line with + is the bug. (In the second, `[::-1]` reverses the order of the cache rows, only in a step where each request
-# runs one token; `context_slots` are the slots that a request reads, `_on` only puts them on the device. In the third, `torch.default_generator` is the one random generator that all of PyTorch shares. In the
-# fourth, `cap` is a limit that is not set here.) What must a test run to see each?
+# line with + is the bug. What must a test run to see each?
+#
+# - *a neighbour's row*: `[::-1]` reverses the order of the cache rows, only in a step where each request runs one token.
+#   `context_slots` are the slots that a request reads; `_on` only puts them on the device.
+# - *one generator*: `torch.default_generator` is the one that all of PyTorch shares.
+# - *the whole budget*: `cap` is a limit that is not set here.
 
 # %%
 from tutorial_engine.learn import BUGS_03, diff, planted

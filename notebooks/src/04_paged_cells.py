@@ -343,7 +343,8 @@ run = server.serve(PROMPTS, params)
 # %% [markdown]
 # The explorer runs the same three requests, with 6 new tokens each. Which lines cross, and why? Step back and watch
 # the tables grow. Then change the block size. (With 2 the 12 blocks are too few, and some requests must give
-# theirs back, as in notebook 05. With 1 the pool has 12 slots. So a request has at most 12 tokens, prompt and
+# theirs back, as in notebook 05. With 1 they must, too, and the pool has 12 slots. So a request has at most 12
+# tokens, prompt and
 # answer together: A ends after 2 new tokens and B after 5.)
 
 # %% tags=["figure-block-explorer"]
@@ -481,7 +482,8 @@ running_softmax_picture(record_softmax(model, tokenizer, PROMPTS, layer=2, head=
 # %% [markdown]
 # ### Exercise 4: attention in place (30 minutes)
 #
-# Read one block at a time, and never put blocks together. Stop after `kv_len` tokens: slots without a token may hold anything.
+# Read one block at a time, and never put blocks together. Stop after `kv_len` tokens: slots without a token may hold
+# anything, also NaN (and 0 · NaN is NaN).
 # The engine calls you once for each query, with `kv_len` = its position + 1. So `kv_len` is the causal mask: the first
 # queries of a prompt get a table with blocks that they must not read. A score is q · k / √D, as in notebook 01.
 #
@@ -716,8 +718,8 @@ for event in run.trace.events:
 # request gets logits only by running a token.
 #
 # **What is lost.** The six answers need more than 28 cells. So four of them give all their cells back,
-# and one of these does it twice. When cells are free again, each runs all its lost tokens again, in cells of its own,
-# and its newest token. This costs time, and changes no token.
+# and one of these does it twice. When cells are free again, each runs all the tokens
+# that it lost once more, and then its newest one, now in cells of its own. This costs time, and changes no token.
 
 # %% [markdown]
 # Our engine gathers the visible cells, sorted by position. llama.cpp gathers nothing: its attention reads all cells

@@ -88,8 +88,8 @@ print(story)
 # of the hash of the block before it*. So it stands for all tokens from the start.
 
 # %% [markdown]
-# A new request looks up its hashes. One that is there is a **hit**: the request takes the block and does not run its tokens. A hash that is not there is a
-# **miss**, and the search ends. This happens once, when the request is admitted: what others compute later, it does not find.
+# The engine keeps a dictionary that leads from a hash to its block. A new request looks up its hashes there. One that is found is a **hit**: the request takes the block and does not run its tokens. A hash
+# that is not found is a **miss**, and the search ends. This happens once, when the request is admitted: what others compute later, it does not find.
 
 # %% jupyter={"source_hidden": true}
 from tutorial_engine.trace import Admitted
@@ -191,9 +191,8 @@ print("tokens found in the prefix cache:", found_by(run))
 # its own.
 
 # %% [markdown]
-# SGLang has the same idea without blocks. It keeps texts in a *radix tree* until their memory is needed: a branch holds tokens,
-# and a new request walks down as far as its tokens agree. So it also finds the tokens that fill no block (by default its pages
-# have one token). C is a third text:
+# SGLang has the same idea with a tree in place of hashes. It keeps texts in a *radix tree* until their memory is needed: a branch holds tokens,
+# and a new request walks down as far as its tokens agree. So it also finds the tokens that fill no block (by default its blocks, called pages, have one token). C is a third text:
 
 # %% tags=["figure-radix"]
 from tutorial_engine.viz import radix_tree
@@ -213,8 +212,8 @@ box("radix")
 # block gets its hash when the step is planned, before its K and V are written. In each layer, attention first
 # writes the K and V of all tokens of the step, and only then reads.</details>
 #
-# <details><summary>What if the forward fails?</summary>In our engine: then some layers may have written K and V, and others
-# not. So the hashes of this step are taken back. The request that was computing the tokens runs them again. If it was
+# <details><summary>What if the forward fails?</summary>Then some layers may have written K and V, and others not. So
+# our engine takes the hashes of this step back. The request that was computing the tokens runs them again. If it was
 # cancelled (its user went away), the request that found these blocks runs them.</details>
 #
 # <details><summary>What if two requests compute the same block?</summary>(For example, a prompt of 12 tokens comes twice. Its
@@ -277,8 +276,8 @@ queue_picture(pool_of_7.trace.trace(), [1])
 
 # %% [markdown]
 # The *tail* of A, block 2, goes to B and is evicted. Blocks 0 and 1 stay in the queue with their hashes, so C finds them.
-# The engine takes a found block out of the queue, wherever it stands there. (Here both stand at the front. A found block keeps
-# its content. The function `take` of exercise 3 is only for blocks that get new content.)
+# The engine takes a found block out of the queue, wherever it stands there. Here both stand at the front.
+# The content of a found block stays. (The function `take` of exercise 3 is for the other blocks, those that get new content.)
 # If block 0 had gone first, C would have found nothing, because the search starts at the first block and stops at the
 # first miss.
 
@@ -347,7 +346,7 @@ leak_picture(story) if chosen else None
 
 # %% [markdown]
 # The hashes of user 1's beginning led to blocks 0 and 1. At first, they held user 1's text. But
-# user 2 had taken both, and *nobody forgot their old hashes*. (For this demonstration we took out the line that forgets a
+# user 2 had taken both (block 0 last, so the end of his text lies there), and *nobody forgot their old hashes*. (For this demonstration we took out the line that forgets a
 # hash. The package has it, and in exercise 3 you write it.) So the model read K and V of " yellow",
 # " coat" and others as those of user 1's first words. (These tokens are of the answer to user 2, which repeats his coat.)
 
@@ -594,8 +593,10 @@ timeline(scarce.trace.trace()) if chosen else None
 # The *victim*, the preempted request, loses its blocks and keeps its tokens, the new ones included. It waits at the front of the waiting requests. When it
 # is admitted again, it searches the prefix cache like a new request: all its tokens are one long prompt now. What it does
 # not find runs again. This is *preemption by recompute*. In the picture,
-# *recompute* counts the lost tokens that run again and the newest one.
-#
+# *recompute* counts the lost tokens that run again and the newest one. (So C's 13 are 12 lost tokens and the newest one. The 13 lost
+# tokens below the picture are C's 12 and one of B.)
+
+# %% [markdown]
 # C comes back after six steps. In the meantime A and B took its blocks. B comes back after one step.
 # A took only B's open block: it has no hash, so it stood at the front (section 2). The five full ones are hits.
 
@@ -670,7 +671,8 @@ explorer
 #
 # <details><summary>Why are the blocks of the victim not copied away, and back later?</summary>This is called
 # <i>swapping</i>. In the first vLLM, as here, a block is one piece of K and one of V in every layer, and each piece needs a
-# copy of its own. So with small blocks recompute was cheaper, and with large ones swapping. vLLM's v1 cannot swap.</details>
+# copy of its own. So with small blocks recompute was cheaper, and with large ones swapping. Today's vLLM (its second
+# design, called v1) cannot swap.</details>
 
 # %%
 box("swap")

@@ -70,8 +70,9 @@ places(dict(zip(("upper run", "lower run"), both_runs, strict=True)), "Which run
 # **Objective:** run a program for vLLM on this engine.
 #
 # What you import from `tutorial_engine` has the names of vLLM. This program works with both engines. (`TINY` is the
-# folder of the small model. With `enforce_eager` vLLM does not compile the model, which would take long. On a CPU vLLM
-# 0.32 takes, for models like ours, blocks of 32, 64, 96, ... tokens. Its default is 128. We take 32.)
+# folder of the small model. With `enforce_eager` vLLM does not compile the model, which would take long.)
+#
+# A block has 32 tokens: on a CPU vLLM 0.32 takes, for models like ours, blocks of 32, 64, 96, ... tokens. Its default there is 128.
 
 
 # %%
@@ -205,7 +206,8 @@ print("the upper run is", "vLLM's" if runs[0] is theirs else "ours")
 # The two pictures are the same. In each step both engines run the same requests, with as many tokens and in the same
 # blocks, and they preempt the same one: this engine follows vLLM's rules. Its tests compare it with 41 recorded runs of
 # vLLM 0.32.0. In all 3,884 steps the plans are equal, and so are the blocks. (In some runs vLLM had served other requests
-# before, and numbers its blocks differently. There each block of vLLM must always be the same block of ours.)
+# before, and numbers its blocks differently. There the numbers are matched: a block of vLLM must stand for one and the same block of ours through
+# the whole run.)
 
 # %% [markdown]
 # These runs use one kind of layer, and no LoRA (small changes of the weights), no guessed tokens and no blocks from
@@ -492,8 +494,8 @@ if predictions.reveal("hits", ", ".join(str(found) for *_, found in admitted)):
 
 # %% [markdown]
 # The second request shares 68 tokens, but only two full blocks: 64. The hash of a prompt's block is computed when the
-# request comes. As soon as its tokens are planned, the block can be found, while the rest of the step is still being
-# planned. So the second request finds blocks that are
+# request comes. A block can be found as soon as the tokens that fill it are planned, while the rest of the
+# step is still being planned. So the second request finds blocks that are
 # not written yet, in the step that writes them. This is right, because in each layer the keys and values of all tokens
 # are written before any token reads them.
 
@@ -545,7 +547,7 @@ print(KVCacheSpec.from_model(model.config, torch.float32).bytes_per_token, "byte
 # - It is divided into blocks. A rest that is too small for a block is not used.
 # - All blocks count, also the *null block*, which vLLM never gives to a request (section 7).
 # - A request of 300 tokens takes 10 blocks, 320 slots. But in the first number it counts as 300 tokens.
-# - The first number is rounded down. The second one is not rounded.
+# - The first number is rounded down. The second one is not rounded (only the log prints two decimals).
 #
 # <details><summary>Hint</summary>Begin with the second number: how many blocks are there, and how many does the longest
 # request take? The first number follows from it.</details>
@@ -687,7 +689,7 @@ overlap_picture(plan=3, forward=7, steps=4)
 # (a library that starts programs on many machines) or its option `--nnodes`.
 
 # %% [markdown]
-# **No run on several GPUs or machines was recorded for this course**: all its runs of vLLM are of one process on one CPU. By vLLM's code, one scheduler plans
+# **No run on several GPUs or machines was recorded for this course**: all its runs of vLLM are of one process on one CPU. According to vLLM's code, one scheduler plans
 # for all GPUs among which `tensor_parallel_size` divides a model. (With data parallelism, each copy has its own.) So we expect the plans, blocks and
 # hits that you know, if asynchronous scheduling is off and the layers are not divided among GPUs (*pipeline parallelism*). We have not seen it.
 

@@ -194,12 +194,14 @@ class SamplingExplorer(Explorer):
         before = self.stages[step - 1]
         name = f"{now.name[0].upper()}{now.name[1:]}"
         if now.is_off:
-            return f"{name} is off: all {tokens(before.num_kept)} stay"
+            stay = f"all {before.num_kept} tokens stay"
+            return f"{name} is off: {'the one token stays' if before.num_kept == 1 else stay}"
         asked = f"{name} {getattr(self.params, FILTERS[step - 2].__name__):g}"
         if now.num_kept == before.num_kept:
-            return f"{asked} drops none of the {tokens(before.num_kept)} that were left"
+            left = f"drops none of the {before.num_kept} tokens that were left"
+            return f"{asked} {'keeps the one token' if before.num_kept == 1 else left}"
         return (
-            f"{asked} keeps {now.num_kept} of the {tokens(before.num_kept)} that were left; they "
+            f"{asked} keeps {now.num_kept} of the {before.num_kept} tokens that were left; they "
             f"hold {share(now.mass / before.mass)} of the probability of these {before.num_kept}"
         )
 

@@ -198,7 +198,7 @@ class CacheRun:
             if len(waits) == 1:
                 prompts = f"a prompt of {tokens(*waits)}"
             return (
-                f"{start}: each of {layers} layers reserves {rows}, {size:.0f} "
+                f"{start}: each of {layers} layers reserves {rows}, together {size:.0f} "
                 f"KiB, and no slot is used; still to run: {prompts}."
             )
         now = self.steps[step - 1]

@@ -490,7 +490,8 @@ class _SimpleStep(_Step):
 
     def columns(self) -> Sequence[tuple[float, str]]:
         """Where each column begins, and what it is."""
-        pool = f"the pool: {self.run.num_blocks} physical blocks of {self.run.block_size} slots"
+        slots = f"{self.run.block_size} slot" + "s" * (self.run.block_size > 1)
+        pool = f"the pool: {self.run.num_blocks} physical blocks of {slots}"
         logical = "logical blocks, in reading order"
         return (LEFT, logical), (self.view.table, "block table"), (self.view.left + 26, pool)
 
