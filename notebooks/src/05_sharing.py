@@ -129,11 +129,11 @@ block_view(sharing_two.trace.trace(), step=1, labels=labels) if chosen else None
 # %% [markdown]
 # In the picture, `ref` (in the code: `ref_cnt`) is the number of tables that hold a block. Below a block stand the first
 # characters of its hash, and after the arrow those of the block before it. The first block has `root` there.
-# Only full blocks have a hash, so the rest of the common beginning is computed twice.
+# Only full blocks have a hash, so the rest of the common beginning runs twice.
 #
-# The blocks of an answer are cached like those of a prompt: A's block 5 holds its first new token, and has a hash. So
-# in a chat the next prompt begins with the conversation so far. If the client sends it back token for token, its full blocks
-# are found, as long as they are still there.
+# The blocks of an answer are cached like those of a prompt: A's block 5 holds its first new token, and has a hash. This helps in a
+# chat, where each prompt begins with the conversation so far. If the user's program sends exactly the same tokens, the full
+# blocks of the conversation are found, as long as they are still there.
 
 # %% [markdown]
 # At least one token must run, because without a forward there are no logits to choose the next token from. So if all
@@ -380,7 +380,7 @@ leak_picture(story) if chosen else None
 
 # %% tags=["exercise"]
 def take(free_queue, hashes, cached):
-    """The next block. hashes: {block: its hash or None}; cached: {hash: block that is found}."""
+    """The next block of a list. hashes: {block: its hash or None}; cached: {hash: block found}."""
     ### BEGIN SOLUTION
     block = free_queue.pop(0)
     if hashes[block] is not None:
@@ -441,8 +441,8 @@ if predictions.reveal("zoo", {0: "none of them", 2: "two", 5: "all five"}[wrong_
 
 # %% [markdown]
 # The first four columns are the tests, each with its number of right answers. `found` counts the prompt tokens that were hits in
-# the last test. Fewer than in “no bug” means wasted work, more hits mean that wrong blocks were found. `integrity` is
-# the first error of `check_integrity`.
+# the last test. Fewer than in “no bug” mean wasted work, more mean that wrong blocks were found. `integrity` is the
+# first error of `check_integrity`. (“Found under another hash”: the dictionary leads to a block whose own hash is another one, or none.)
 
 # %% [markdown]
 # No bug shows when a request is alone in a fresh pool: it finds no block, shares none, and takes none that was used
@@ -479,7 +479,7 @@ if predictions.reveal("zoo", {0: "none of them", 2: "two", 5: "all five"}[wrong_
 # The *hit rate* is the share of prompt tokens that were hits in the prefix cache. Below are five real runs
 # of our engine, with three requests each. A and C have much text in common, but the hit rate
 # is 0 %. (In run 3, prompts run in chunks, and take their blocks chunk by chunk.) Here are six explanations. One of them is
-# never the cause here, nor in vLLM for models with attention in every layer:
+# never the cause: not in our engine, and not in vLLM if all layers of the model have attention.
 
 # %% jupyter={"source_hidden": true}
 from tutorial_engine.lab import BEGINS, EVICTED, NOT_YET, RUNNING, SALT, SHORT, cases
@@ -531,14 +531,18 @@ check_causes(causes() or {}, runs)
 #
 # *Hybrid models* have state-space layers beside those with attention. Such a layer keeps one state of fixed size, in place
 # of K and V. The state after a whole text does not tell the state after half of it, so a hit is possible only where a state was
-# saved. In vLLM 0.32 a state is saved by default in two places: where the last full block of a prompt ends, and where the last
-# full block of a shared beginning ends, after a later request has shown that it is shared. So the second request with this beginning may miss, and the third can find it. (Until August
-# 2026 a state stayed for each chunk of a prompt: pull request [52216](https://github.com/vllm-project/vllm/pull/52216).) vLLM gives a block of K and V at least as many bytes as this state, so such
-# a block has some hundred to several thousand tokens. A common beginning shorter than a block finds nothing, and a longer one finds nothing
-# if no state was saved inside it (vLLM issues [45238](https://github.com/vllm-project/vllm/issues/45238),
-# [40696](https://github.com/vllm-project/vllm/issues/40696) and
-# [53749](https://github.com/vllm-project/vllm/issues/53749)). Since July 2026 `--prefix-match-unit` lets a hit end inside a
-# block (pull request [46384](https://github.com/vllm-project/vllm/pull/46384)), but only where a state was saved.
+# saved. In vLLM 0.32:
+#
+# - A state is saved by default in two places: where the last full block of a prompt ends, and where the last full block of a
+#   shared beginning ends, after a later request has shown that it is shared. So the second request with this beginning may miss,
+#   and the third can find it. (Until August 2026 a state stayed for each chunk of a prompt: pull request
+#   [52216](https://github.com/vllm-project/vllm/pull/52216).)
+# - A block of K and V gets at least as many bytes as this state, so it has some hundred to several thousand tokens. A common
+#   beginning shorter than a block finds nothing, and a longer one finds nothing if no state was saved inside it (issues
+#   [45238](https://github.com/vllm-project/vllm/issues/45238), [40696](https://github.com/vllm-project/vllm/issues/40696) and
+#   [53749](https://github.com/vllm-project/vllm/issues/53749)).
+# - Since July 2026 `--prefix-match-unit` lets a hit end inside a block (pull request
+#   [46384](https://github.com/vllm-project/vllm/pull/46384)), but only where a state was saved.
 #
 # </details>
 
@@ -773,7 +777,7 @@ print(bring(server, "02_kv_cache.ipynb"))
 print(bring(server, "03_scheduler.ipynb"))
 
 # %% [markdown]
-# Twelve users, A to L, a pool that is too small for them, and your code from the first matrix product to the last
+# Now twelve users, A to L, share a pool that is too small for them. Your code runs from the first matrix product to the last
 # block that is given back. (Your `block_attention` has taken the place of `attention`, `kv_head` and `window_mask` of notebook 01.
 # `keep_top_p` is not called: all choices are greedy.) In the
 # picture, look at *recompute*. E had computed 17 tokens and runs only 2: one that it lost and its newest one. The others were
