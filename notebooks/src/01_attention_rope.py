@@ -1074,7 +1074,7 @@ patching_picture(tokenizer, STORY, exchanged)
 # With heads 3, 4 and 5 exchanged the model predicts a piece of the name on the left; with heads 0, 1 and 2 exchanged it still
 # predicts `a`. So heads 3, 4 and 5 carry this piece.
 #
-# Four names are few. Now we take all 40 of R, a vowel, one of b d f k l m n z, and o. We ask two questions for each name. Does the
+# Four names are few. Now we take all 40 names made of R, a vowel, one of b d f k l m n z, and o. We ask two questions for each name. Does the
 # model predict its piece in its own story? And do the heads, put into the story of Rado, bring what it predicts there? (In the row
 # Ra, six of the eight names have the piece `a`, as Rado has. They test nothing.)
 

@@ -1117,6 +1117,7 @@ def both_ways(n):
 from tutorial_engine.viz import latency_picture
 
 contexts = [2, 4, 8, 16, 32, 64, 128, 256, 512]
+both_ways(2)  # the first calls are slower
 seconds = {n: both_ways(n) for n in contexts}  # measured here
 names = ("with cache", "no cache")
 measured = {name: [(n, 1000 * seconds[n][i]) for n in contexts] for i, name in enumerate(names)}
@@ -1190,7 +1191,7 @@ for name, work in cases.items():
 # Drawn over the FLOPs per byte, the limit looks like a *roof*
 # ([Williams et al., 2009](https://doi.org/10.1145/1498765.1498785)). The slope is the memory's bandwidth, and
 # the flat part is the peak of the arithmetic. They meet at the *ridge*. Left of the ridge the memory
-# decides, right of it the arithmetic. (The caption names a limit only for points above three quarters of the roof.) `against_the_roof` measures both: it reads a large tensor, and
+# decides, right of it the arithmetic. `against_the_roof` measures both: it reads a large tensor, and
 # multiplies two large matrices.
 
 # %%
@@ -1227,7 +1228,7 @@ roofline_picture(bandwidth, peak, points) if answered else None
 #
 # So servers decode many sequences at once. Eight new tokens of one sequence are as cheap, and *speculative decoding*
 # uses this: a fast program proposes tokens, and one forward of the model checks them. (The roof is a best case, so the
-# points stay below it.)
+# points stay below it. The caption names a limit only for points above three quarters of it.)
 
 # %% [markdown]
 # The next cell puts the least time (your exercise 7) beside the measured one. For one sequence it is the time to read the weights.

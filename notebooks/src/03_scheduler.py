@@ -275,7 +275,7 @@ explorer
 #
 # <details><summary>Answer</summary>One by one 26, static batching 18, prefill first 17, one rule 14.</details>
 #
-# The fifth, **mine**, runs your last rule. Break exercise 2 in two ways, each time run its cells and the explorer's, and choose *mine*:
+# The fifth, **mine**, runs your last rule. Break exercise 2 in two ways. Run its cells and the explorer's each time, and choose *mine*:
 #
 # 1. Let each request run all that it has left. What happens in step 0?
 # 2. Put that limit back, and let those who wait go first. Who *stalls* (has a place, but runs no token in a step), and when?
@@ -882,7 +882,7 @@ for b in (16, 512, 2048, 8192):  # one token of each step is A's
 #
 # How many users per second can be served? If all places are taken, a user is in 11.75 steps, one for
 # each new token. Eight share the 10 ms of each: 11.75 · 10 ms / 8 = 14.7 ms. And it runs
-# 6.67 prompt tokens and 10.75 new ones (the last never runs): 17.4 ms. These are means:
+# 6.67 prompt tokens and 10.75 new ones (the last never runs): 17.4 tokens, 1 ms each. These are means:
 
 # %%
 prompt, new = 6.67, sum(lengths) / len(lengths)  # tokens of a user, on average
