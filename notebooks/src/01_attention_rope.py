@@ -690,7 +690,7 @@ check_close(here, there, 1e-3, "positions from 0 = positions from 100")
 
 # %% [markdown]
 # Layer 1, head 3 of section 5 mostly looks one token back. Here is its map at the positions of the text, at positions
-# that are 400 larger (in training it never saw one above 127), and with all tokens at position 0. There RoPE turns nothing: it is off.
+# that are 400 larger (in training it never saw one above 127), and with all tokens at position 0. There RoPE turns nothing, in any layer: it is off.
 
 # %%
 predictions.ask(
@@ -1098,7 +1098,7 @@ for vowel in "aeiou":
 
 # %% [markdown]
 # With a, e, i and o the model copies the name, and the heads bring its piece. With u the model does not copy the name even in
-# its own story. The made-up names of its training have no syllable `ru`; this may be the reason. The model predicts other pieces
+# its own story. The made-up names of its training have no syllable `ru` (and Ruby is one token); this may be the reason. The model predicts other pieces
 # there, and the heads bring them, too: “om” for Rulo, “is” for Rubo. (For the other six it is `a`, which tests nothing.)
 
 # %% [markdown]

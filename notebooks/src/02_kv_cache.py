@@ -208,7 +208,8 @@ print("the last token's is the same:", torch.allclose(last_query, all_queries[-1
 # **What becomes of the mask?** A prefill needs the whole triangle (notebook 01, section 5). A decode has one query, that
 # of the newest token. With the causal mask this token may see every key, so a decode needs no mask. (A sliding window
 # still needs one, or a cache that gives only the keys inside the window.) A *chunk* is a part of a prompt. Its
-# queries are the *last* tokens so far, so it needs the lower rows of the triangle.
+# queries are the *last* of all tokens so far. So it needs the lower rows of the triangle over all of them: for 3 queries after 4
+# cached keys, rows of 5, 6 and 7 keys.
 
 # %% [markdown]
 # ## 3 · Build the cache
@@ -888,7 +889,7 @@ print(f"{caught} of {len(BUGS_02)} bugs are caught")
 
 # %% [markdown]
 # The fourth bug is not caught. A test finds only what it runs. In the prefill of a whole prompt both lines give the same
-# number. Here a decode needs no mask, so the package does not run this line for it.
+# number. A decode needs no mask (section 2), so the package does not run this line for it.
 
 # %% [markdown]
 # ### Exercise 6: a test that catches all four (10 minutes)
@@ -1009,8 +1010,8 @@ bytes_picture([row(name, *sizes) for name, sizes in models.items()])
 # %% [markdown]
 # **Fewer bytes a number.** *Quantisation* stores each number in few bits, here as whole numbers. Each vector is divided by its *scale*, so
 # that the number farthest from zero becomes 127 or −127 (int8), 7 or −7 (int4), 1 or −1 (int2). Then all are rounded.
-# The scale is stored, too, in 2 bytes. A second way stores the smallest and the largest number of each vector,
-# with equal steps between them.
+# The scale is stored, too, in 2 bytes. A second way stores the smallest and the largest number of each vector, and rounds
+# the others to equal steps between them.
 
 
 # %%
@@ -1080,7 +1081,7 @@ for name, (size, store) in stores.items():
 # The sure gain is room: in [one measurement](https://github.com/vllm-project/vllm/issues/42058) with fp8 (8 bits a number; vLLM 0.26, an
 # A100) twice as many tokens fit. Prefill was 2 to 5 % slower, probably because an A100 cannot compute in fp8: the numbers must be turned back first. Decode was up to about
 # 5 % faster. That run had no CUDA graphs (recorded lists of operations that start at once), so it
-# probably waited for the CPU. Another user there, on other GPUs, saw more.
+# probably waited for the CPU. Another user there, on other GPUs, saw more of both.
 #
 # </details>
 
@@ -1231,8 +1232,8 @@ roofline_picture(bandwidth, peak, points) if answered else None
 # points stay below it. The caption names a limit only for points above three quarters of it.)
 
 # %% [markdown]
-# The next cell puts the least time (your exercise 7) beside the measured one. For one sequence it is the time to read the weights.
-# The larger its part of the measured time, the more the sequence waited for memory. (Other programs on your machine make this
+# The next cell puts the least time (your exercise 7) beside the measured one. For the decode of one sequence it is nearly the time
+# to read the weights. The larger its part of the measured time, the more this decode waited for memory. (Other programs on your machine make this
 # part smaller. Then run both cells again.)
 
 # %% tags=["nbval-ignore-output"]
@@ -1538,9 +1539,9 @@ if predictions.reveal("rows", (different > 1) + (different > 16)):
 
 # %% [markdown]
 # Such a difference changes a greedy token only when the two best logits are closer than the sum of
-# their two rounding errors. Their distance is called the *margin*. A format can store only certain numbers, and the distance of two
-# neighbours is a *gap*. In bf16 the gaps are far wider than in fp32. How often do the two best logits fall on one
-# number of bf16?
+# their two rounding errors. Their distance is called the *margin*. A number format can store only certain numbers, and the distance of two
+# neighbouring ones is a *gap*. In bf16 the gaps are far wider than in fp32. How often do the two best logits become the same number
+# in bf16?
 
 # %% tags=["figure-margins"]
 from tutorial_engine.viz import Lead, margins_picture
@@ -1576,8 +1577,7 @@ margins_picture(leads)
 # **Objective:** show that every way through the engine gives the same result, up to rounding.
 #
 # One path, without a cache, chooses the tokens. Every other path is fed with these tokens (*teacher forcing*), and its
-# logits are compared at every step. "Textbook layers" compute as notebook 01 does, "fast
-# layers" in fewer PyTorch calls.
+# logits are compared at every step. "Textbook layers" compute as notebook 01 does, "fast layers" in fewer PyTorch calls ("packed" and "by columns" are two orders of the weights in memory).
 
 # %%
 from transformers import AutoModelForCausalLM, logging

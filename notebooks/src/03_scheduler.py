@@ -271,7 +271,7 @@ explorer.set(step=1)
 explorer
 
 # %% [markdown]
-# **Try it.** Set *budget* to 16. *policy* has four ways to batch (section 7). How many steps does each take? (They begin with 0.)
+# **Try it.** Set *budget* to 16. *policy* has four ways to batch (section 7). How many steps does each take? (The first is step 0.)
 #
 # <details><summary>Answer</summary>One by one 26, static batching 18, prefill first 17, one rule 14.</details>
 #
@@ -285,7 +285,7 @@ explorer
 # <details><summary>Answer</summary>Without the budget, step 0 runs 17 tokens where 8 are allowed (10, if your
 # loop stops when no budget is left). With those who wait in front, C stalls in step 8, and D in step 10.</details>
 #
-# With “the steps, the cache and all tokens” under *show* you see the rows of the cache. Hatched slots are reserved for a
+# With “the steps, the cache and all tokens” under *show* you see the cache's rows. Hatched slots are reserved for a
 # request, and empty.
 
 # %% [markdown]
@@ -359,14 +359,12 @@ show_source(Scheduler.num_tokens_to_run)
 
 # %% [markdown]
 # `may_admit` says whether there is a place and some budget left. `admit` lets one request run, if budget and memory
-# have room for it, and returns whether it did. If not, the loop ends: nobody overtakes the first one in the queue.
-# Else a request with a long prompt might wait for ever.
+# have room for it, and returns whether it did. If not, the loop ends: nobody overtakes the first one in the queue. Else a long prompt might wait for ever.
 #
 # `num_new_tokens` is known − computed, and the last line of `num_tokens_to_run` is your exercise 1. The `if` with
-# `can_chunk` is for policies that never cut a prompt (prefill first, section 7). `cap` limits what one request runs in a
-# step. It is usually `None`, and then `cap or wanted` is `wanted`.
+# `can_chunk` is for policies that never cut a prompt (prefill first, section 7); its second half is for preempted ones. `cap` limits what one request runs in a step. Usually it is `None`: then `cap or wanted` is `wanted`.
 #
-# When you open the scheduler of vLLM, you will find the same parts under these names:
+# In the scheduler of vLLM you find the same parts under these names:
 
 # %%
 from tutorial_engine.learn import box, in_vllm
@@ -506,8 +504,7 @@ print(f"The file of the scheduler: 3,436 lines in vLLM 0.32.0, {num_lines(Schedu
 # waits, or if its request runs nothing in this step.
 #
 # Static batching changes two methods of the one rule:
-#
-# | method | what it does first |
+# | method | what it adds |
 # |---|---|
 # | `schedule_waiting` | if nobody runs, and nobody of the batch waits (`isdisjoint`), the next `max_num_seqs` become the batch |
 # | `may_admit` | it also asks whether the next one is in the batch |
@@ -598,16 +595,13 @@ for name, outs in results.items():
     print(f"{name:16}{runs[name].num_steps:6}{speed:7.0f}  {told}  {in_ms(gaps, 100)}")
 
 # %% [markdown]
-# One by one has the smallest TPOT, because nobody shares its forwards. But its users wait longest for their
-# first token. Sharing makes the gaps a little longer, and most first tokens come much earlier.
+# One by one has the smallest TPOT, as nobody shares its forwards. But users wait longest for a first token. Sharing makes gaps a little longer, and most first tokens much earlier.
 #
-# Compare the longest gaps of the two continuous policies. Prefill first stops all who decode while a prompt
-# runs. The one rule lets them run along.
+# Prefill first stops all who decode while prompts run. So A waits 20 + 20 ms for those of B, C and D, and 14 for its own step. The one rule lets it run along.
 #
-# **Prefill first is alive.** SGLang 0.5.19 reads new prompts before it decodes, if no option says otherwise. In July
+# **Prefill first is alive.** SGLang 0.5.19 reads new prompts before it decodes, by default. In July
 # 2026 a user [reported](https://github.com/sgl-project/sglang/issues/32549) what this does when long prompts come all the
-# time: those who decoded got a step about once in 24 seconds. SGLang cuts prompts into chunks, too, but nobody decodes
-# between its chunks.
+# time: those who decoded got a step about once in 24 seconds. SGLang cuts prompts into chunks, too, but nobody decodes between them.
 #
 # <details><summary>Could they not run along with a chunk?</summary>This was with <i>speculative decoding</i>: something
 # small guesses several tokens, and the model checks them in one forward. In SGLang such decodes cannot run along with a
@@ -939,8 +933,7 @@ throughput_latency(curves, "TTFT p95", "requests per second", full) if chosen el
 # %% [markdown]
 # As long as there is room, throughput follows the users, and the latency hardly changes. Near the number of users per
 # second that you counted, chance decides. The last line draws the times of arrival four times, at 24 a second: one draw, that of the picture, is
-# three times another. Above it there is no fixed p95: it grows
-# while users keep coming, and with twice as many users it is nearly doubled. (At 64 a second, throughput is 332 tokens
+# three times another. Above 31 users a second there is no fixed p95: it grows while users keep coming, and with twice as many users it is nearly doubled. (At 64 a second, throughput is 332 tokens
 # per second, below the dotted line at 366: at the beginning and at the end of so short a run, places are empty. In the run
 # with twice as many users it is 349.)
 

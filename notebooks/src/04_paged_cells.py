@@ -10,7 +10,7 @@
 # | sections 7 to 9 | cells, block size, vLLM's blocks | 1¼ hours |
 # | 10 and 11, optional | context shift, order in memory | 30 minutes |
 #
-# A beginner needs up to half more. You should have done notebook 03, or know what admission is. Skip folded code.
+# A beginner needs up to half more. You should have done notebook 03, or know how a scheduler admits requests. Skip folded code.
 
 # %%
 import torch
@@ -534,7 +534,7 @@ show_source(attend_in_blocks)
 
 # %% [markdown]
 # A second version, `PagedAttention`, works on many blocks in one call. It cuts the context into pieces, and computes m, l and acc of
-# each. To merge two pieces, bring both to the larger m (each times its own factor). Then add the two l and the two acc. All three ways give the same tokens:
+# each. To merge two pieces, bring both to the larger m (each times its own factor). Then add the two l and the two acc. All three ways (gather, block by block, many blocks) give the same tokens:
 
 # %% jupyter={"source_hidden": true}
 from tutorial_engine.lab import PagedAttention
@@ -626,8 +626,8 @@ print(f"{'a view':15} {whole:6.1f} ms, all in one block of 1,024: nothing to cop
 # **Objective:** give each token a place of its own.
 #
 # What if a block has room for one token only? Then no slot stays empty at the end of a block. llama.cpp always works
-# like this. A **cell** is a slot for one token, in all layers. With its option `--kv-unified` all sequences share one table of
-# cells, as here. Each cell notes three things: the *position* of its token, its *owners* (the sequences that it
+# like this. A **cell** is a slot for one token, in all layers. With its option `--kv-unified` all sequences share one
+# table of cells, as here. (A *sequence* is the text of one answer: its prompt and its new tokens.) Each cell notes three things: the *position* of its token, its *owners* (the sequences that it
 # belongs to), and a *shift*, which section 10 explains.
 
 
@@ -718,8 +718,7 @@ for event in run.trace.events:
 # request gets logits only by running a token.
 #
 # **What is lost.** The six answers need more than 28 cells. So four of them give all their cells back,
-# and one of these does it twice. When cells are free again, each runs all the tokens
-# that it lost once more, and then its newest one, now in cells of its own. This costs time, and changes no token.
+# and one of these does it twice. When cells are free again, each of them runs all its lost tokens again, and then its newest one. Its cells are then all its own. This costs time, and changes no token.
 
 # %% [markdown]
 # Our engine gathers the visible cells, sorted by position. llama.cpp gathers nothing: its attention reads all cells
@@ -727,9 +726,14 @@ for event in run.trace.events:
 # order does not matter, because RoPE is in each key.
 
 # %% [markdown]
-# In the explorer you change cells by hand, and the real model runs on them. `seq_cp` shares cells: it adds an owner, and
-# copies nothing (in one table). `seq_rm` takes an owner away, and a cell without owners is free. `seq_keep` removes all other
-# sequences. (`seq_add` and *apply K-shift* belong to section 10.) These are llama.cpp's names. `seq_unshare` is ours: it copies shared cells. The explorer opens at the end of a short story. Step back, and read what each
+# In the explorer you change cells by hand, and the real model runs on them. These are llama.cpp's names:
+#
+# - `seq_cp` shares cells: it adds an owner, and copies nothing.
+# - `seq_rm` takes an owner away. A cell without owners is free.
+# - `seq_keep` removes all other sequences.
+# - `seq_add` and *apply K-shift* belong to section 10.
+#
+# `seq_unshare` is ours: it copies shared cells. The explorer opens at the end of a short story. Step back, and read what each
 # operation did.
 
 # %% tags=["figure-cell-explorer"]
@@ -808,8 +812,8 @@ dial(points) if chosen else None
 # their beginning again.)
 
 # %% [markdown]
-# Small blocks have a price, which the virtual clock does not count: more *table entries*. And our engine must *gather* K
-# and V. From blocks of 1 to 8 the gathered bytes hardly change. With blocks of 16 and 32 they fall, because most contexts lie
+# Small blocks have a price, which the virtual clock does not count: more *table entries* (above: the most in one step, all
+# requests together). And our engine must *gather* K and V. From blocks of 1 to 8 the gathered bytes hardly change. With blocks of 16 and 32 they fall, because most contexts lie
 # in one block or in neighbouring ones, where a view is enough.
 
 # %% [markdown]
@@ -841,8 +845,8 @@ print(decode_table(times))  # measured in section 6
 # there. (We did not measure a GPU.) SGLang's default is 1 where the attention kernel allows it.
 
 # %% [markdown]
-# **Try it.** Now all twelve users begin with the same 10 tokens. At which block size are most tokens found and fewest
-# slots wasted? From which size on is nothing found, and why?
+# **Try it.** Now all twelve users begin with the same 10 tokens. Choose each block size in the explorer below. At which
+# are most tokens found and fewest slots wasted? From which size on is nothing found, and why?
 #
 # <details><summary>Answer</summary>At 1: eleven users find 10 tokens each, which is 110, and nothing is wasted. Blocks of 2
 # find 110 as well, but waste 3.1 slots on average. Blocks of 4 and 8 find 8 tokens each, which is 88. From 16 on nothing

@@ -541,8 +541,9 @@ check_causes(causes() or {}, runs)
 #   beginning shorter than a block finds nothing, and a longer one finds nothing if no state was saved inside it (issues
 #   [45238](https://github.com/vllm-project/vllm/issues/45238), [40696](https://github.com/vllm-project/vllm/issues/40696) and
 #   [53749](https://github.com/vllm-project/vllm/issues/53749)).
-# - Since July 2026 `--prefix-match-unit` lets a hit end inside a block (pull request
-#   [46384](https://github.com/vllm-project/vllm/pull/46384)), but only where a state was saved.
+# - Since July 2026 `--prefix-match-unit` lets a hit end inside a block (pull request [46384](https://github.com/vllm-project/vllm/pull/46384)), but only where a state was saved.
+# - Layers with a *sliding window* (Gemma, gpt-oss) are kept as sparsely: of them only the blocks of the window before these two
+#   places can be found, and without them those of the other layers are of no use.
 #
 # </details>
 
@@ -752,7 +753,7 @@ for one in when_full(kept):
 # <details><summary>Why only once?</summary>
 #
 # E's text begins like A's, so E finds 8 tokens. With its first chunk of 256 it has 264 when it is preempted. Just after
-# that, E would find up to 264 tokens. Their blocks stand in the free queue, so taking them uses up free blocks, too. The
+# that, E would find up to 264 tokens. A hit on a free block needs no forward, but it takes the block out of the free queue. So it counts like a new one. The
 # other 123 are one chunk. Together this is the whole prompt, so here the second rule asks for as much as the
 # first, and E waits. Meanwhile the users take 8 of these blocks, so in step 32 E finds 232 tokens and not 264. If the
 # rest did not fit into one chunk, E could thrash again.
@@ -843,7 +844,8 @@ print(others_beside_vllm(model, tokenizer, lesson=5))
 
 # %% [markdown]
 # All tokens are right. With the last block first, every plan is vLLM's, and only the choice of blocks differs. With
-# the first block first, some steps have another plan, too. After one wrong block, the blocks rarely correspond again.
+# the first block first, some steps have another plan, too. After the first wrong block, no step of these two runs is vLLM's
+# again.
 #
 # In the second run, no block is free at the end of step 40. Three requests run. These are their blocks, in the order of admission.
 # (They are vLLM's numbers minus 1: a request of vLLM never gets its block 0.)

@@ -94,8 +94,8 @@ for prompt, text in texts.items():
 
 # %% [markdown]
 # `recorded_run` gave the run of the *first picture* as a *trace*: the list of events from which the pictures of these
-# notebooks are drawn. It had these prompts, as A, B and C, smaller limits, and one more request, `L`, which has a long
-# prompt. The limits change the steps. Here they do not change the tokens.
+# notebooks are drawn. Its requests A, B and C had these prompts. There was one more request, `L`, with a long prompt, and the limits were
+# smaller. The limits change the steps. Here they do not change the tokens.
 #
 # (On a GPU, with numbers of 16 bits, the same sum may be rounded differently in another batch. In a *near tie*, where two
 # tokens are almost equally likely, the other one may be chosen.)
@@ -210,8 +210,8 @@ print("the upper run is", "vLLM's" if runs[0] is theirs else "ours")
 # the whole run.)
 
 # %% [markdown]
-# These runs use one kind of layer, and no LoRA (small changes of the weights), no guessed tokens and no blocks from
-# another machine (section 7).
+# In these runs every layer sees all earlier tokens, and there is no LoRA (small changes of the weights), no guessed tokens and
+# no blocks from another machine (section 7).
 # One feature that changes plans and is on by default on a GPU was off, as always on a CPU: *asynchronous scheduling*. With
 # it, the next step is planned before the tokens of the last one are known.
 
@@ -259,7 +259,7 @@ if predictions.reveal("block", f"block {step.planned.requests['r0'].table[-1]}")
 # No block is free. So the request that was admitted last is preempted: `r2` gives its blocks 2 and 4 back, and becomes
 # the first of the waiting requests. Its token ids are kept. Why did `r0` get block 4 and not block 2? Block 4 was not full,
 # so it has no hash, and no request can find it. Such a block is taken first.
-# (Here another rule would choose it, too: the last block of a table first. Step 24 shows the difference.)
+# (The rule “the last block of a table first” would choose it here, too. In step 24 the two rules differ.)
 
 # %%
 predictions.ask(
@@ -580,7 +580,7 @@ check_log(log)
 # **Objective:** open the function of vLLM that does what you know.
 #
 # Before you read code of vLLM, look at what `BlockPool.free_blocks` of vLLM did. The next cell prints vLLM's own queue, in
-# vLLM's own numbers (its block 1 is our block 0), around step 19 of the first run: `A`, `B` and `C` end, each with one block
+# vLLM's own numbers (the block that it calls 1 is our block 0), around step 19 of the first run: `A`, `B` and `C` end, each with one block
 # that is not full. It also compares the queue after each step with ours. Where vLLM is installed, it prints the function.
 
 # %%
@@ -657,8 +657,8 @@ overlap_picture(plan=3, forward=7, steps=4)
 # | a stop string | later still: usually another process turns the tokens into text, and looks for it | one or more |
 
 # %% [markdown]
-# (A stop string costs no step too many if one process plans the steps and makes the text, and each plan waits for the tokens of
-# the step before.)
+# (With a stop string no step is too many if the text is made in the process that plans, and no step is planned ahead. Our engine
+# works like this.)
 #
 # In each case the request keeps its place and its blocks until its last token has arrived; with a stop string, until the engine
 # is told that it has ended. So a waiting request may come

@@ -174,7 +174,8 @@ LOW = (
 
 BY_EXP = (
     "  Where all allowed scores of a query are far lower than 0, or than a forbidden one, yours\n"
-    "  divides 0 by 0. `softmax` first takes the largest allowed score off: no share changes."
+    "  divides 0 by 0. (And the `exp` of a number above 88 is inf.) `softmax` first takes the\n"
+    "  largest allowed score off: no share changes."
 )
 
 

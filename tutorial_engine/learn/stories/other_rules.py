@@ -52,7 +52,7 @@ def others_beside_vllm(model: CausalLM, tokenizer: Tokenizer, lesson: int) -> st
             server.parts.own["plan_step"] = rule
             found[name] = server.decide(runs, name="this rule")
         first = found["those who wait go first"][-1].first_difference
-        told = f"Where those who wait go first, the last run differs first in {first}"
+        told = f"Where those who wait go first, the last run goes its own way in {first}"
         return f"{len(runs)} runs of vLLM:\n{_told(found)}\n{told}"
     if lesson == 4:
         twice = [{**run, "num_blocks": 2 * run["num_blocks"]} for run in runs]

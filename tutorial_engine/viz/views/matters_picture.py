@@ -31,7 +31,7 @@ def matters_picture(falls: Tensor, labels: Sequence[str], goal: str) -> Picture:
     wide = min(46.0, 860.0 / slots)
     sheet = Sheet(max(SIDE + wide * slots + MARGIN, 500.0), 74.0 + 34 * layers)
     ends = (0.0, max(1.0, float(falls.max())))
-    sheet.note("title", MARGIN, 20, f"how far P({goal}) falls without V of a slot in a layer", 13)
+    sheet.note("title", MARGIN, 20, f"change of P({goal}) without V of a slot in a layer", 13)
     right = sheet.width - MARGIN
     sheet.note("least", right - 114, 20, "0", 12)
     sheet.colour_scale("scale", (right - 103, 9, 77, 12))

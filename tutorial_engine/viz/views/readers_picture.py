@@ -59,5 +59,5 @@ def readers_picture(labels: Sequence[str], layers: int) -> Picture:
     return sheet.picture(
         f"In layer {layers - 1}, K and V of {labels[top]} are made of {len(made_of) - 1} others "
         f"below, along {len(ways)} arrows. None of them comes from the new token, {labels[new]}. "
-        "An upright arrow also stands for the token's own hidden state."
+        "An upright arrow also stands for the vector that the layers pass on for the token itself."
     )
