@@ -362,7 +362,7 @@ show_source(Scheduler.num_tokens_to_run)
 # have room for it, and returns whether it did. If not, the loop ends: nobody overtakes the first one in the queue. Else a long prompt might wait for ever.
 #
 # `num_new_tokens` is known − computed, and the last line of `num_tokens_to_run` is your exercise 1. The `if` with
-# `can_chunk` is for policies that never cut a prompt (prefill first, section 7); its second half is for preempted ones. `cap` limits what one request runs in a step. Usually it is `None`: then `cap or wanted` is `wanted`.
+# `can_chunk` is for policies that never cut a prompt (prefill first, section 7); its second half is for preempted requests. `cap` limits what one request runs in a step. Usually it is `None`: then `cap or wanted` is `wanted`.
 #
 # In the scheduler of vLLM you find the same parts under these names:
 
@@ -504,6 +504,7 @@ print(f"The file of the scheduler: 3,436 lines in vLLM 0.32.0, {num_lines(Schedu
 # waits, or if its request runs nothing in this step.
 #
 # Static batching changes two methods of the one rule:
+#
 # | method | what it adds |
 # |---|---|
 # | `schedule_waiting` | if nobody runs, and nobody of the batch waits (`isdisjoint`), the next `max_num_seqs` become the batch |
@@ -595,13 +596,12 @@ for name, outs in results.items():
     print(f"{name:16}{runs[name].num_steps:6}{speed:7.0f}  {told}  {in_ms(gaps, 100)}")
 
 # %% [markdown]
-# One by one has the smallest TPOT, as nobody shares its forwards. But users wait longest for a first token. Sharing makes gaps a little longer, and most first tokens much earlier.
+# One by one has the smallest TPOT, as nobody shares its forwards. But users wait longest. Sharing makes gaps a little longer, and most first tokens much earlier.
 #
-# Prefill first stops all who decode while prompts run. So A waits 20 + 20 ms for those of B, C and D, and 14 for its own step. The one rule lets it run along.
+# Prefill first stops all who decode while prompts run. So A waits 20 + 20 ms for those of B, C and D, and 14 for its own step: 54 ms. The one rule lets it run along.
 #
 # **Prefill first is alive.** SGLang 0.5.19 reads new prompts before it decodes, by default. In July
-# 2026 a user [reported](https://github.com/sgl-project/sglang/issues/32549) what this does when long prompts come all the
-# time: those who decoded got a step about once in 24 seconds. SGLang cuts prompts into chunks, too, but nobody decodes between them.
+# 2026 a user [reported](https://github.com/sgl-project/sglang/issues/32549) what this does when long prompts keep coming: those who decoded got a step about once in 24 seconds. SGLang cuts prompts into chunks, too, but nobody decodes between them.
 #
 # <details><summary>Could they not run along with a chunk?</summary>This was with <i>speculative decoding</i>: something
 # small guesses several tokens, and the model checks them in one forward. In SGLang such decodes cannot run along with a

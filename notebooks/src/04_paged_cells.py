@@ -728,7 +728,7 @@ for event in run.trace.events:
 # %% [markdown]
 # In the explorer you change cells by hand, and the real model runs on them. These are llama.cpp's names:
 #
-# - `seq_cp` shares cells: it adds an owner, and copies nothing.
+# - `seq_cp` shares cells: it adds an owner, and copies nothing (where all share one table).
 # - `seq_rm` takes an owner away. A cell without owners is free.
 # - `seq_keep` removes all other sequences.
 # - `seq_add` and *apply K-shift* belong to section 10.
@@ -829,8 +829,8 @@ print(trade_table(block_size_trade()))  # bookkeeping and gathering are measured
 
 # %% [markdown]
 # From blocks of 1 to blocks of 16 most of the bookkeeping goes away, and only about 2 % of the slots are wasted.
-# Larger blocks save little more, and waste much more. From blocks of 4 on, gathering hardly depends on the size. Does
-# reading in place depend on it? This is the decode step of section 6 with other block sizes.
+# Larger blocks save little more, and waste much more. From blocks of 4 on, gathering hardly depends on the size. (*Table entries* are here those of one
+# request, on average.) Does reading in place depend on it? This is the decode step of section 6 with other block sizes.
 
 # %% tags=["nbval-ignore-output"]
 print(decode_table(times))  # measured in section 6

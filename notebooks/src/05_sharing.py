@@ -537,13 +537,13 @@ check_causes(causes() or {}, runs)
 #   shared beginning ends, after a later request has shown that it is shared. So the second request with this beginning may miss,
 #   and the third can find it. (Until August 2026 a state stayed for each chunk of a prompt: pull request
 #   [52216](https://github.com/vllm-project/vllm/pull/52216).)
+# - Layers with a *sliding window* (Gemma, gpt-oss) are kept as sparsely: of them only the blocks of the window before these two
+#   places can be found, and without them those of the other layers are of no use.
 # - A block of K and V gets at least as many bytes as this state, so it has some hundred to several thousand tokens. A common
 #   beginning shorter than a block finds nothing, and a longer one finds nothing if no state was saved inside it (issues
 #   [45238](https://github.com/vllm-project/vllm/issues/45238), [40696](https://github.com/vllm-project/vllm/issues/40696) and
 #   [53749](https://github.com/vllm-project/vllm/issues/53749)).
 # - Since July 2026 `--prefix-match-unit` lets a hit end inside a block (pull request [46384](https://github.com/vllm-project/vllm/pull/46384)), but only where a state was saved.
-# - Layers with a *sliding window* (Gemma, gpt-oss) are kept as sparsely: of them only the blocks of the window before these two
-#   places can be found, and without them those of the other layers are of no use.
 #
 # </details>
 

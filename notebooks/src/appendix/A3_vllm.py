@@ -132,8 +132,7 @@ if importlib.util.find_spec("vllm"):
 # In the next run three users sent their requests to vLLM at the same time. Each asks for 24 new tokens. The memory was
 # small: 5 blocks of 32 tokens. A step runs at most three requests, and at most 64 tokens. In step 0 `r0` has 20
 # tokens and `r1` has 24, so only 20 are left for `r2`, whose prompt has 24. A request takes its second block in the step that
-# runs its 33rd token. (vLLM never gives its block 0 to a request, see section 7. So the pictures call its
-# block 1 block 0.)
+# runs its 33rd token. (vLLM never gives its block 0 to a request, see section 7. So vLLM's block 1 is block 0 in the pictures.)
 
 # %%
 from tutorial_engine.trace import history
