@@ -1101,7 +1101,7 @@ tell(*three)
 # | 12 | 227 ms | 942 ms |
 # | promised | at most 300 ms | at most 600 ms |
 #
-# L lasts 203 ms (126 to its first token, then 7 · 11), and a short one 68 ms (13 + 5 · 11). A short one that passes L is served 203 ms sooner, and L 68 ms later. So the sum of the 13 waits falls by 203 − 68 ms, and the mean by a thirteenth of this, 10.4 ms.
+# L lasts 203 ms (126 to its first token, then 7 · 11), and a short one 68 ms (13 + 5 · 11). A short one that passes L is served 203 ms sooner, and L 68 ms later. So the 13 waits together fall by 203 − 68 ms, their mean by 10.4 ms.
 
 # %%
 predictions.ask(
