@@ -953,7 +953,7 @@ for i, (out, params) in enumerate(zip(together, three, strict=True)):
 # bytes per token = 2 · layers · K/V heads · head_dim · bytes per number
 
 # %% [markdown]
-# Words below:
+# Words of the calculator below:
 #
 # - *context*: all tokens of a request;
 # - *bandwidth*: how many bytes a second the memory can deliver (GB/s: 10⁹; TB/s: 10¹²);
@@ -962,7 +962,7 @@ for i, (out, params) in enumerate(zip(together, three, strict=True)):
 # - *bfloat16* (bf16): 2 bytes a number; fp32 has 4;
 # - *maximum concurrency*: how many requests of the chosen context length fit beside the weights. In practice fewer fit, for
 #   the *activations* (intermediate results of a forward) need memory, too;
-# - *not given to the engine*: the rest of the GPU's memory. vLLM takes a share, here 0.9 (in version 0.32 by default 0.92).
+# - *not given to the engine*: the rest of the GPU's memory. vLLM takes a share, here 0.9 (0.32 takes 0.92).
 
 # %% [markdown]
 # Run the cell. Change the controls, or paste the `config.json` of a *dense* Llama, Mistral, Qwen2 or Qwen3 model (dense:

@@ -275,7 +275,8 @@ explorer
 #
 # <details><summary>Answer</summary>One by one 26, static batching 18, prefill first 17, one rule 14.</details>
 #
-# The fifth, **mine**, runs your last rule. Break exercise 2 in two ways. Run its cells and the explorer's each time, and choose *mine*:
+# The fifth, **mine**, runs your last rule. Break exercise 2 in two ways. After each change run the exercise, its check and the
+# explorer's cell, and choose *mine*:
 #
 # 1. Let each request run all that it has left. What happens in step 0?
 # 2. Put that limit back, and let those who wait go first. Who *stalls* (has a place, but runs no token in a step), and when?
@@ -285,8 +286,9 @@ explorer
 # <details><summary>Answer</summary>Without the budget, step 0 runs 17 tokens where 8 are allowed (10, if your
 # loop stops when no budget is left). With those who wait in front, C stalls in step 8, and D in step 10.</details>
 #
-# With “the steps, the cache and all tokens” under *show* you see the cache's rows. Hatched slots are reserved for a
-# request, and empty.
+# <details><summary>What is under <i>show</i>?</summary>With “the steps, the cache and all tokens” you see the rows of the cache,
+# too. Hatched slots are reserved for a request, and empty.</details>
+
 
 # %% [markdown]
 # ## 4 · The batch that the model sees
@@ -596,14 +598,16 @@ for name, outs in results.items():
     print(f"{name:16}{runs[name].num_steps:6}{speed:7.0f}  {told}  {in_ms(gaps, 100)}")
 
 # %% [markdown]
-# One by one has the smallest TPOT, as nobody shares its forwards. But users wait longest. Sharing makes gaps a little longer, and most first tokens much earlier.
+# One by one has the smallest TPOT, because nobody shares its forwards. But its users wait longest for their
+# first token. Sharing makes the gaps a little longer, and most first tokens come much earlier.
 #
 # Prefill first stops all who decode while prompts run. So A waits 20 + 20 ms for those of B, C and D, and 14 for its own step: 54 ms. The one rule lets it run along.
 #
 # **Prefill first is alive.** SGLang 0.5.19 reads new prompts before it decodes, by default. In July
-# 2026 a user [reported](https://github.com/sgl-project/sglang/issues/32549) what this does when long prompts keep coming: those who decoded got a step about once in 24 seconds. SGLang cuts prompts into chunks, too, but nobody decodes between them.
+# 2026 a user [reported](https://github.com/sgl-project/sglang/issues/32549) what this does when long prompts keep coming: those who decoded got a step about once in 24 seconds.
 #
-# <details><summary>Could they not run along with a chunk?</summary>This was with <i>speculative decoding</i>: something
+# <details><summary>Could they not run along with a chunk?</summary>SGLang cuts prompts into chunks, too, but nobody decodes between
+# them. This was with <i>speculative decoding</i>: something
 # small guesses several tokens, and the model checks them in one forward. In SGLang such decodes cannot run along with a
 # chunk.</details>
 # <details><summary>What our clock leaves out</summary>On a GPU a step is cheaper if it was recorded before and is only
@@ -872,10 +876,10 @@ for b in (16, 512, 2048, 8192):  # one token of each step is A's
 # **Objective:** see what the slowest users feel when more users come.
 #
 # 48 users come at random times (a *Poisson process*): the chance that one comes is the same in every millisecond, whoever came
-# before. They have the `prompts` and `lengths` of section 1, in turn. At most 8 run at once.
+# before. They have the `prompts` and `lengths` of section 1. At most 8 run at once.
 #
-# How many users per second can be served? If all places are taken, a user is in 11.75 steps, one for
-# each new token. Eight share the 10 ms of each: 11.75 · 10 ms / 8 = 14.7 ms. And it runs
+# How many users per second can be served? When all places are taken, a user takes part in 11.75 steps, one
+# for each new token. Eight share the 10 ms of each: 11.75 · 10 ms / 8 = 14.7 ms. The user also runs
 # 6.67 prompt tokens and 10.75 new ones (the last never runs): 17.4 tokens, 1 ms each. These are means:
 
 # %%
@@ -1101,7 +1105,8 @@ tell(*three)
 # | 12 | 227 ms | 942 ms |
 # | promised | at most 300 ms | at most 600 ms |
 #
-# L lasts 203 ms (126 to its first token, then 7 · 11), and a short one 68 ms (13 + 5 · 11). A short one that passes L is served 203 ms sooner, and L 68 ms later. So the 13 waits together fall by 203 − 68 ms, their mean by 10.4 ms.
+# L lasts 203 ms (126 to its first token, then 7 · 11), and a short one 68 ms (13 + 5 · 11). A short one that passes L is served 203 ms sooner, and L 68 ms later. So the sum of the 13
+# waits falls by 203 − 68 = 135, the mean by 10.4 ms.
 
 # %%
 predictions.ask(

@@ -718,7 +718,8 @@ for event in run.trace.events:
 # request gets logits only by running a token.
 #
 # **What is lost.** The six answers need more than 28 cells. So four of them give all their cells back,
-# and one of these does it twice. When cells are free again, each of them runs all its lost tokens again, and then its newest one. Its cells are then all its own. This costs time, and changes no token.
+# and one of these does it twice. When cells are free again, each of the four answers runs all its lost tokens again, and then its
+# newest one, in cells of its own. This costs time, and changes no token.
 
 # %% [markdown]
 # Our engine gathers the visible cells, sorted by position. llama.cpp gathers nothing: its attention reads all cells
@@ -845,8 +846,7 @@ print(decode_table(times))  # measured in section 6
 # there. (We did not measure a GPU.) SGLang's default is 1 where the attention kernel allows it.
 
 # %% [markdown]
-# **Try it.** Now all twelve users begin with the same 10 tokens. Choose each block size in the explorer below. At which
-# are most tokens found and fewest slots wasted? From which size on is nothing found, and why?
+# **Try it.** Now all twelve users begin with the same 10 tokens. Choose each block size in the explorer below. At which size are most tokens found and fewest slots wasted? From which size on is nothing found, and why?
 #
 # <details><summary>Answer</summary>At 1: eleven users find 10 tokens each, which is 110, and nothing is wasted. Blocks of 2
 # find 110 as well, but waste 3.1 slots on average. Blocks of 4 and 8 find 8 tokens each, which is 88. From 16 on nothing

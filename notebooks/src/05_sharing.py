@@ -537,8 +537,8 @@ check_causes(causes() or {}, runs)
 #   shared beginning ends, after a later request has shown that it is shared. So the second request with this beginning may miss,
 #   and the third can find it. (Until August 2026 a state stayed for each chunk of a prompt: pull request
 #   [52216](https://github.com/vllm-project/vllm/pull/52216).)
-# - Layers with a *sliding window* (Gemma, gpt-oss) are kept as sparsely: of them only the blocks of the window before these two
-#   places can be found, and without them those of the other layers are of no use.
+# - Of layers with a *sliding window* (as in Gemma and gpt-oss) as little is kept: only the blocks of the window before these two
+#   places can be found. Without them, the blocks of the other layers are of no use.
 # - A block of K and V gets at least as many bytes as this state, so it has some hundred to several thousand tokens. A common
 #   beginning shorter than a block finds nothing, and a longer one finds nothing if no state was saved inside it (issues
 #   [45238](https://github.com/vllm-project/vllm/issues/45238), [40696](https://github.com/vllm-project/vllm/issues/40696) and
@@ -844,8 +844,8 @@ print(others_beside_vllm(model, tokenizer, lesson=5))
 
 # %% [markdown]
 # All tokens are right. With the last block first, every plan is vLLM's, and only the choice of blocks differs. With
-# the first block first, some steps have another plan, too. After the first wrong block, no step of these two runs is vLLM's
-# again.
+# the first block first, some steps have another plan, too. After the first wrong block, no step of these two runs
+# has vLLM's blocks again.
 #
 # In the second run, no block is free at the end of step 40. Three requests run. These are their blocks, in the order of admission.
 # (They are vLLM's numbers minus 1: a request of vLLM never gets its block 0.)

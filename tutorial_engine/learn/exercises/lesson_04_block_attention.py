@@ -188,7 +188,7 @@ BLOCK_SLIPS: Slips = {
         counts only the first block; all `kv_len` tokens count
     total * correction + weights.sum() → weights.sum()
     out * correction + weights → weights
-        counts only the last block: what the blocks before gave is lost (l or acc is overwritten,
+        counts only the last block: what the blocks before gave is lost (l and acc are overwritten,
         or m stays −∞, so that the factor is 0); all `kv_len` tokens count
     """,
     ),

@@ -148,11 +148,13 @@ def _names_around(error: Exception) -> list[str]:
 
 
 def names_in(function: object) -> list[str]:
-    """The names that a function reads, and that comprehensions and functions inside it read."""
+    """The globals that a function reads, and that functions and comprehensions inside it read."""
     code = getattr(function, "__code__", function)
     if not isinstance(code, CodeType):
         return []
-    return [*code.co_names, *(name for inner in code.co_consts for name in names_in(inner))]
+    steps = dis.get_instructions(code)
+    found = [step.argval for step in steps if step.opname == "LOAD_GLOBAL"]
+    return found + [name for inner in code.co_consts for name in names_in(inner)]
 
 
 def calls_open(names: Sequence[str]) -> str:

@@ -306,8 +306,8 @@ class PartsHolder:
             if ran[name]:
                 counted.append(f"{name} ({ran[name]:,} call{'s' * (ran[name] != 1)})")
             elif outer in own:
-                code = getattr(own[outer], "__code__", None)
-                is_called = code is None or name in names_in(code)
+                part = own[outer]  # a class may call it anywhere
+                is_called = not hasattr(part, "__code__") or name in names_in(part)
                 counted.append(f"{name} ({'inside' if is_called else 'replaced by'} {outer})")
         package = [name for name in self.names if ran[name] and name not in own]
         line = f"yours: {', '.join(counted) or 'none yet'}"

@@ -194,12 +194,10 @@ class SamplingExplorer(Explorer):
         before = self.stages[step - 1]
         name = f"{now.name[0].upper()}{now.name[1:]}"
         if now.is_off:
-            stay = f"all {before.num_kept} tokens stay"
-            return f"{name} is off: {'the one token stays' if before.num_kept == 1 else stay}"
+            return f"{name} is off: what was left ({tokens(before.num_kept)}) stays"
         asked = f"{name} {getattr(self.params, FILTERS[step - 2].__name__):g}"
         if now.num_kept == before.num_kept:
-            left = f"drops none of the {before.num_kept} tokens that were left"
-            return f"{asked} {'keeps the one token' if before.num_kept == 1 else left}"
+            return f"{asked} drops nothing of what was left ({tokens(now.num_kept)})"
         return (
             f"{asked} keeps {now.num_kept} of the {before.num_kept} tokens that were left; they "
             f"hold {share(now.mass / before.mass)} of the probability of these {before.num_kept}"

@@ -29,6 +29,7 @@ from tutorial_engine.viz.drawing.request_look import Box, Look, look
 from tutorial_engine.viz.drawing.style import INK, PAPER, QUIET, RULE
 from tutorial_engine.viz.run.block_run import DIGITS, BlockRun, Owner, without_hashes
 from tutorial_engine.viz.tokens import visible
+from tutorial_engine.viz.words import counted
 
 MAX_REQUESTS, MAX_BLOCKS, MAX_SIZE = 6, 64, 32  # what can still be read
 LEFT, ENTRY = 56.0, 32.0  # where logical blocks begin; the width of a table entry
@@ -490,7 +491,7 @@ class _SimpleStep(_Step):
 
     def columns(self) -> Sequence[tuple[float, str]]:
         """Where each column begins, and what it is."""
-        slots = f"{self.run.block_size} slot" + "s" * (self.run.block_size > 1)
+        slots = counted(self.run.block_size, "slot")
         pool = f"the pool: {self.run.num_blocks} physical blocks of {slots}"
         logical = "logical blocks, in reading order"
         return (LEFT, logical), (self.view.table, "block table"), (self.view.left + 26, pool)
