@@ -85,12 +85,22 @@ def test_the_mistake_that_it_shows_is_told_so(model: CausalLM) -> None:
     assert f"ValueError: {told.value}\n" in README
 
 
-def test_the_hours_add_up() -> None:
+def hours_of(told: str) -> float:
+    """Of a time as pages say it, "1¾ + ½"."""
     fractions = {"¼": 0.25, "½": 0.5, "¾": 0.75, "⅔": 2 / 3}
-    hours = {}
-    for code, told in re.findall(r"^\| \[(\w\w) [^|]*<br>([\d¼½¾⅔ +]+) h\b", README, re.M):
-        parts = re.findall(r"(\d*)([¼½¾⅔]?)", told.replace(" ", ""))
-        hours[code] = sum(int(whole or 0) + fractions.get(part, 0) for whole, part in parts)
+    parts = re.findall(r"(\d*)([¼½¾⅔]?)", told.replace(" ", ""))
+    return sum(int(whole or 0) + fractions.get(part, 0) for whole, part in parts)
+
+
+def test_the_hours_add_up_and_teachers_read_the_same() -> None:
+    rows = re.findall(r"^\| \[(\w\w) [^|]*<br>([\d¼½¾⅔ +]+) h\b", README, re.M)
+    hours = {code: hours_of(told) for code, told in rows}
     everything, numbered = said(r"about (\d+) hours, the six numbered ones (\d+)")
     assert len(hours) == 9 and round(sum(hours.values())) == everything
     assert round(sum(time for code, time in hours.items() if code[0] == "0")) == numbered
+    syllabus = (ROOT / "docs/teaching/syllabus.md").read_text(encoding="utf-8")
+    for code in (code for code in hours if code[0] == "0"):
+        page = (ROOT / f"docs/teaching/{code}.md").read_text(encoding="utf-8")
+        (least, most), *_ = re.findall(r"^Beginners need (\S+) to (\S+) hours", page, re.M)
+        assert hours_of(least) == hours[code] < hours_of(most) <= 1.5 * hours[code]
+        assert re.search(rf"{code}\s(takes them )?{least} to {most}\b", syllabus), code
